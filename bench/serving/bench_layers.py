@@ -370,13 +370,13 @@ def main() -> None:
     size = Size(8, 320, 64) if options.quick else Size(30, 2000, 128)
     large = size._replace(chunk=4 * size.chunk)
     random.seed(0)
-    todo = [
+    measures = [
         partial(hand_offs, options, *form)
         for form in ((size, "shm"), (size, "tcp"), (large, "tcp"))
     ]
     for num_common in (size.tokens // BLOCK * BLOCK, size.tokens // 2 // BLOCK * BLOCK):
-        todo.append(partial(loads, options, size, num_common))
-    for measure in todo[:: 3 if options.quick else 1]:
+        measures.append(partial(loads, options, size, num_common))
+    for measure in measures[:: 3 if options.quick else 1]:
         rows.append(measure())
         sys.stdout.write(line(rows[-1]))
         sys.stdout.flush()

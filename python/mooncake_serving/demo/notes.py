@@ -7,7 +7,7 @@ KITCHEN = (
     "we tried it in rolls, in a flat bread with onions and in a cake with plums. The rolls were "
     "dry, the flat bread was good, the cake was gone before it had cooled. On Thursday we wrote "
     "to the baker for three more sacks. On Friday it rained, nobody came, and we cleaned the "
-    "shelves, mended the door, sharpened all the knives and counted the jars: twelve of plum, "
+    "shelves, fixed the door, sharpened all the knives and counted the jars: twelve of plum, "
     "four of quince, one of something that has lost its label. "
 )
 LIGHTHOUSE = (
@@ -41,5 +41,5 @@ QUESTIONS = {
 
 
 def about(note: str, question: int) -> str:
-    """Return what a user says who asks a question about a note."""
+    """Return the message of a user: a note, and a question about it."""
     return note + QUESTIONS[note][question]

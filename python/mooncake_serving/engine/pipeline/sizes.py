@@ -18,7 +18,7 @@ def fit_cost(
     """Measure chunks, and fit what they cost by their size and by what is before them.
 
     Args:
-        compute: computes a chunk of so many tokens behind so many others.
+        compute: computes a chunk, given its number of tokens and that of the prefix before it.
         chunk_tokens: of the largest chunk.
         max_tokens: of a prompt.
     """

@@ -29,14 +29,14 @@ def run(options: argparse.Namespace) -> int:
     """
     goodput_ms = dict(options.goodput)
     if options.output_png or options.output_html:
-        from . import picture  # before all, as it may lack matplotlib
+        from . import picture  # first: matplotlib may be missing
     for path in filter(None, (options.output_json, options.output_png, options.output_html)):
         Path(path).open("a").close()  # it can be written
     headers = headers_of(options)
     model = options.model or served_model(options.url, headers)
     workload = workload_of(options)
     if options.simulate:
-        _told(options, headers)  # before all, so that nothing is measured in vain
+        _told(options, headers)  # fails before the measurement, not after it
     answers, duration_s = asyncio.run(_measure(options, model, workload, headers))
 
     def describe(those: Sequence[Answer], seconds: float) -> dict[str, Any]:
