@@ -29,8 +29,8 @@ constexpr int kStreams = 4;
 constexpr int kMaxAhead = 8;  // short runs prefetched before they are copied
 
 // The job size from which stores bypass the cache: a third of the last-level cache, as the job
-// reads as much as it writes and others need their share, but 8 MiB at most; or what was measured on
-// this machine (`python -m mooncake_kernels calibrate`).
+// reads as much as it writes and others need their share, but 8 MiB at most; or what was measured
+// on this machine (`python -m mooncake_kernels calibrate`).
 int64_t stream_from_bytes();
 // Sets it for the whole process (0: the default); returns the previous value.
 int64_t set_stream_from_bytes(int64_t num_bytes);
