@@ -30,6 +30,7 @@ def load_model(
     device: torch.device | str = "cpu",
     progress: Progress | None = None,
     batch_invariant: bool = False,
+    layers: range | None = None,
 ) -> tuple[Llama, Tokenizer]:
     """Load a Llama-family model and its tokenizer from local files; nothing is downloaded.
 
@@ -42,6 +43,8 @@ def load_model(
         device: where the weights go.
         progress: called as ``progress(done, total, name)`` while weights are read.
         batch_invariant: see ``Llama``.
+        layers: read the weights of these alone, see ``Weights``; None: all. For the processes of a
+            pipeline: such a model has no ``forward``.
 
     Raises:
         ModelNotFound: nothing is there; the message says what was looked for and how to get it.
@@ -57,7 +60,11 @@ def load_model(
         refuse("load_model", "device", "one that computes", str(device))
     source, tokenizer = _open(find_model(path))
     config: ModelConfig = source.config
-    weights = build_weights(source, config, dtype=dtype, device=device, progress=progress)
+    if layers is not None and not _is_part(layers, config.num_layers):
+        refuse("load_model", "layers", f"a range of the model's {config.num_layers} layers", layers)
+    weights = build_weights(
+        source, config, dtype=dtype, device=device, progress=progress, layers=layers
+    )
     return Llama(config, weights, batch_invariant=batch_invariant), tokenizer
 
 
@@ -89,6 +96,14 @@ def find_model(path: str | Path | None = None) -> Path:
             f"load_model: package {DEFAULT_PACKAGE} has no {DEFAULT_FILE}; run: {INSTALL_DEFAULT}"
         )
     return found
+
+
+def _is_part(layers: object, num_layers: int) -> bool:
+    return (
+        isinstance(layers, range)
+        and layers.step == 1
+        and 0 <= layers.start < layers.stop <= num_layers
+    )
 
 
 def _open(path: Path) -> tuple[GgufFile | SafetensorsFolder, Tokenizer]:

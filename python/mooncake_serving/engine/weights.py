@@ -29,13 +29,28 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Hold a whole model, all of one dtype and device except the float32 frequencies."""
+    """Hold a model, all of one dtype and device except the float32 frequencies.
+
+    Of some layers alone, the embedding is empty without the first of the model, the head without
+    the last.
+    """
 
     embedding: torch.Tensor  # [vocab_size, hidden_size]
     layers: tuple[LayerWeights, ...]
     norm: torch.Tensor  # [hidden_size]
     head: torch.Tensor  # [vocab_size, hidden_size]; the embedding itself if tied
     frequencies: torch.Tensor  # [head_dim / 2] float32
+
+    def part(self, layers: range) -> "Weights":
+        """Return what some layers of a whole model need."""
+        nothing = self.embedding.new_empty(0)
+        return Weights(
+            embedding=self.embedding if layers.start == 0 else nothing,
+            layers=self.layers[layers.start : layers.stop],
+            norm=self.norm,
+            head=self.head if layers.stop == len(self.layers) else nothing,
+            frequencies=self.frequencies,
+        )
 
 
 class TensorSource(Protocol):
@@ -60,8 +75,9 @@ def build_weights(
     dtype: torch.dtype,
     device: torch.device | str,
     progress: Progress | None = None,
+    layers: range | None = None,
 ) -> Weights:
-    """Read every tensor of a model, fuse q/k/v and gate/up, convert and place them.
+    """Read a model's tensors, fuse q/k/v and gate/up, convert and place them.
 
     Args:
         source: where the tensors are.
@@ -69,6 +85,7 @@ def build_weights(
         dtype: of the result.
         device: of the result.
         progress: called after the embedding, each layer and the head.
+        layers: read what these need and nothing else, see ``Weights``; None: all.
 
     Raises:
         InvalidModel: a tensor is missing or has another shape.
@@ -76,25 +93,32 @@ def build_weights(
             bias, a query norm or an expert.
     """
     loader = _Loader(source, dtype, device)
-    total = config.num_layers + 2
+    own = range(config.num_layers) if layers is None else layers
+    total = len(own) + 2
 
     def report(done: int, name: str) -> None:
         if progress is not None:
             progress(done, total, name)
 
     matrix = (config.vocab_size, config.hidden_size)
-    embedding = loader(EMBEDDING, *matrix)
+    nothing = torch.empty(0, dtype=dtype, device=device)
+    embedding = loader(EMBEDDING, *matrix) if own.start == 0 else nothing
     report(1, EMBEDDING)
-    layers = []
-    for layer_index in range(config.num_layers):
-        layers.append(_read_layer(loader, config, f"model.layers.{layer_index}."))
-        report(layer_index + 2, f"model.layers.{layer_index}")
-    norm = loader(NORM, config.hidden_size)
-    head = embedding if config.tie_embeddings else loader(HEAD, *matrix)
-    loader.refuse_leftovers(config)
+    read = []
+    for done, layer_index in enumerate(own, 2):
+        read.append(_read_layer(loader, config, f"model.layers.{layer_index}."))
+        report(done, f"model.layers.{layer_index}")
+    norm, head = loader(NORM, config.hidden_size), nothing
+    if own.stop == config.num_layers:
+        if config.tie_embeddings:
+            head = embedding if own.start == 0 else loader(EMBEDDING, *matrix)
+        else:
+            head = loader(HEAD, *matrix)
+    if layers is None:
+        loader.refuse_leftovers(config)
     frequencies = inverse_frequencies(config, source.rope_factors).to(device)
     report(total, HEAD)
-    return Weights(embedding, tuple(layers), norm, head, frequencies)
+    return Weights(embedding, tuple(read), norm, head, frequencies)
 
 
 def _read_layer(loader: "_Loader", config: ModelConfig, prefix: str) -> LayerWeights:

@@ -9,6 +9,7 @@ from safetensors.torch import save_file
 
 from mooncake_serving.engine import (
     InvalidModel,
+    Llama,
     ModelNotFound,
     RopeScaling,
     UnsupportedModel,
@@ -17,6 +18,8 @@ from mooncake_serving.engine import (
 )
 from mooncake_serving.engine.config import ModelConfig
 from mooncake_serving.engine.rope import inverse_frequencies
+from mooncake_serving.engine.safetensors_weights import SafetensorsFolder
+from tests.serving.conftest import LAYER_SHAPES
 
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 LLAMA3 = {
@@ -73,6 +76,34 @@ def test_tied_embeddings_are_one_tensor(folder_writer, gguf_writer, state):
     ):
         weights = load_model(path)[0].weights
         assert weights.head is weights.embedding
+
+
+@pytest.mark.parametrize("layers", [range(1), range(1, 2), range(2)])
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_some_layers_are_read_alone(folder_writer, state, monkeypatch, layers, is_tied):
+    if is_tied:
+        del state["lm_head.weight"]
+    folder = folder_writer(config={"tie_word_embeddings": is_tied}, state=state)
+    whole = load_model(folder)[0].weights
+    names, read = [], SafetensorsFolder.read
+    monkeypatch.setattr(
+        SafetensorsFolder, "read", lambda self, name: names.append(name) or read(self, name)
+    )
+    part, _ = load_model(folder, layers=layers)
+    assert_same(part, Llama(part.config, whole.part(layers)))
+    tensors = {
+        *("model.embed_tokens",) * (layers.start == 0 or is_tied),
+        *("model.norm",),
+        *("lm_head",) * (layers.stop == 2 and not is_tied),
+        *(f"model.layers.{i}.{name}" for i in layers for name in LAYER_SHAPES),
+    }
+    assert sorted(names) == sorted(f"{name}.weight" for name in tensors)
+
+
+@pytest.mark.parametrize("layers", [range(3), range(1, 1), range(0, 2, 2), range(-1, 1), 1])
+def test_layers_that_the_model_does_not_have_are_rejected(tiny_folder, layers):
+    with pytest.raises(ValueError, match="load_model: layers must be a range of the model's 2 la"):
+        load_model(tiny_folder, layers=layers)
 
 
 def test_progress_counts_every_part(tiny_folder):

@@ -70,7 +70,10 @@ class StageGroup(Closeable):
                 self._processes.append(process)
                 send_handle(process.pipe, descriptor, process.process.pid)
             self.cache = shared_cache(config, options, dtype, descriptor)
-            self.stage = Stage(model, self.cache, own, batch_invariant=options.batch_invariant)
+            first_layers = Llama(
+                config, model.weights.part(own), batch_invariant=options.batch_invariant
+            )
+            self.stage = Stage(first_layers, self.cache, own)
             pids = [process.process.pid for process in self._processes]
             self.pids = [pid for pid in pids if pid is not None]
             first, *following = self._listening()

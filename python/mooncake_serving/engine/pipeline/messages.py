@@ -13,7 +13,7 @@ class GroupOptions:
     """Options of a group of stages.
 
     Attributes:
-        model: path of the model, which every stage loads.
+        model: path of the model, of which every other stage reads its layers.
         num_stages: how many processes have a part of the layers, this one included.
         num_blocks, block_size: of the cache; a block is ``block_size`` tokens.
         max_batch_tokens: tokens of one step.

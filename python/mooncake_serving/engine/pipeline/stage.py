@@ -19,7 +19,6 @@ from ..llama import Llama
 from ..loader import load_model
 from ..rope import rotation
 from ..sampling import Draw, sample
-from ..weights import Weights
 from .link import Inbox, Outbox
 from .messages import Done, GroupOptions, Listening, StageOptions, Step
 
@@ -53,26 +52,13 @@ class Stage:
     """Some layers of a model, and what the first and the last stage have besides.
 
     Args:
-        model: of which it keeps nothing else.
+        model: with the weights of these layers alone.
         cache: of all layers.
         layers: its own.
-        batch_invariant: see ``Llama``.
     """
 
-    def __init__(
-        self, model: Llama, cache: PagedKVCache, layers: range, *, batch_invariant: bool
-    ) -> None:
-        whole = model.weights
-        nothing = whole.embedding.new_empty(0)
-        weights = Weights(
-            embedding=whole.embedding if layers.start == 0 else nothing,
-            layers=whole.layers[layers.start : layers.stop],
-            norm=whole.norm,
-            head=whole.head if layers.stop == model.config.num_layers else nothing,
-            frequencies=whole.frequencies,
-        )
-        self.model = Llama(model.config, weights, batch_invariant=batch_invariant)
-        self.cache, self.layers = cache, layers
+    def __init__(self, model: Llama, cache: PagedKVCache, layers: range) -> None:
+        self.model, self.cache, self.layers = model, cache, layers
 
     @torch.inference_mode()
     def compute(self, batch: Batch, x: torch.Tensor | None = None) -> torch.Tensor:
@@ -130,11 +116,13 @@ class StageWorker:
         self._pipe, self._steps = pipe, deque[Step]()
         descriptor = recv_handle(pipe)
         dtype, group = getattr(torch, options.dtype), options.group
-        model, _ = load_model(group.model, dtype=dtype)
+        layers, batch_invariant = options.layers, group.batch_invariant
+        model, _ = load_model(
+            group.model, dtype=dtype, batch_invariant=batch_invariant, layers=layers
+        )
         config = model.config
-        cache = shared_cache(config, group, dtype, descriptor)
-        self._stage = Stage(model, cache, options.layers, batch_invariant=group.batch_invariant)
-        self._is_last = options.layers.stop == config.num_layers
+        self._stage = Stage(model, shared_cache(config, group, dtype, descriptor), layers)
+        self._is_last = layers.stop == config.num_layers
         self.transfer = mk.TransferEngine(transports=("shm",), secret=options.secret)
         self._form = (group.num_slots, group.max_batch_tokens, config.hidden_size, dtype)
         self._inbox = Inbox(self.transfer, *self._form)
