@@ -1,6 +1,6 @@
 """Which blocks each engine holds: what its events say, and what was sent to it since."""
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,6 +54,8 @@ class KnownBlocks:
         self.max_assumed = max_assumed
         self._assumed: OrderedDict[int, None] = OrderedDict()
         self._blocks: dict[BlockHash, _Block] = {}
+        # Of each name: blocks that are held. An engine's blocks that differ may begin alike.
+        self._num_holding = Counter[int]()
         self.num_held = self.num_batches = self.num_gaps = self.num_unnamed = 0
 
     def assume(self, names: Sequence[int], num_held: int) -> None:
@@ -81,6 +83,7 @@ class KnownBlocks:
             self._blocks = {key: block for key, block in self._blocks.items() if block.media}
             for block in self._blocks.values():
                 block.media = set()
+            self._num_holding.clear()
             self.num_held = 0
             self._conductor.index.clear(self._instance)
 
@@ -146,6 +149,7 @@ class KnownBlocks:
     def _put(self, block: _Block, medium: str) -> None:
         if not block.media:
             self.num_held += 1
+            self._num_holding.update(block.names)
         block.media.add(medium)
 
     def _removed(self, event: BlockRemoved) -> None:
@@ -161,7 +165,10 @@ class KnownBlocks:
                 if not block.media:
                     self.num_held -= 1
                     del self._blocks[key]
-                    gone.extend(block.names)
+                    self._num_holding.subtract(block.names)
+                    gone.extend(name for name in block.names if not self._num_holding[name])
+            for name in gone:
+                del self._num_holding[name]
             self._conductor.index.remove(self._instance, gone)
 
 

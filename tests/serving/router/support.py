@@ -91,13 +91,19 @@ class Events:
         self._thread.start()
 
     def send(self, *events: Any, is_lost: bool = False, is_kept: bool = True) -> None:
-        payload = encode(events, 0, "map")
+        self.send_encoded(encode(events, 0, "map"), is_lost=is_lost, is_kept=is_kept)
+
+    def send_encoded(self, payload: bytes, *, is_lost: bool = False, is_kept: bool = True) -> None:
         with self._lock:
             if is_kept:
                 self._kept.add(self._next, payload, is_empty=False)
             if not is_lost:
-                self._publish.send_multipart((b"kv", self._next.to_bytes(8, "big"), payload))
+                self.send_again(self._next, payload)
             self._next += 1
+
+    def send_again(self, number: int, payload: bytes) -> None:
+        """Send a batch of any number, which is not kept."""
+        self._publish.send_multipart((b"kv", number.to_bytes(8, "big"), payload))
 
     def restart(self) -> None:
         """Number the batches from 0 again."""

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from numbers import Real
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.5
 PING_S = 5.0  # of ZeroMQ
 GONE_S = 15.0  # of silence of the publisher's host, after which it is connected to anew
+NUM_RECENT = 1000  # batches that are known again when they come twice
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Subscription(Closeable):
         num_malformed: messages that were not batches, and were skipped; the first is logged.
         num_unknown: events of types that are not known here, and were left out of their batches;
             the first is logged.
+        num_repeated: batches that came again, and were skipped.
     """
 
     def __init__(self, endpoint: str, topic: str, replay_endpoint: str | None, hwm: int):
@@ -68,7 +70,9 @@ class Subscription(Closeable):
         self._expected: int | None = None
         self._arrived: deque[Numbered] = deque()
         self.num_malformed = 0
+        self._recent: OrderedDict[int, int] = OrderedDict()  # hashes of payloads, by number
         self.num_unknown = 0
+        self.num_repeated = 0
 
     def receive(self, timeout_s: float | None = None) -> EventBatch | None:
         """Wait for the next batch.
@@ -138,6 +142,9 @@ class Subscription(Closeable):
         return sorted(missed.items())
 
     def _accept(self, number: int, payload: bytes) -> EventBatch | None:
+        if self._recent.get(number) == hash(payload):
+            self.num_repeated += 1
+            return None
         try:
             timestamp, events, rank, unknown = decode(payload)
         except InvalidArgument as error:  # its number is missing from now on, as the next one shows
@@ -151,6 +158,9 @@ class Subscription(Closeable):
         else:
             is_after_gap = number != self._expected
         self._expected = number + 1
+        self._recent[number] = hash(payload)
+        if len(self._recent) > NUM_RECENT:
+            self._recent.popitem(last=False)
         return EventBatch(number, timestamp, events, rank, is_after_gap)
 
     def __iter__(self) -> Iterator[EventBatch]:
