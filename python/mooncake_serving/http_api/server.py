@@ -1,11 +1,14 @@
 """The process of a server: its sockets, and uvicorn."""
 
 import contextlib
+import functools
 import resource
 import socket
 from typing import Any
 
 import uvicorn
+
+from .header_deadline import HeaderDeadline
 
 CLOSE_S = 30  # for requests in flight
 KEEP_ALIVE_S = 75  # of idle connections of clients
@@ -18,12 +21,15 @@ def make_server(app: Any, listening: socket.socket, client_s: float) -> uvicorn.
     Args:
         app: of ASGI.
         listening: the socket.
-        client_s: see ``prepare``.
+        client_s: for the headers of a request, from the connection or, of a later one, its first
+            byte on; and see ``prepare``.
     """
     prepare(listening, client_s)
+    protocol: Any = functools.partial(HeaderDeadline, client_s)
     return uvicorn.Server(
         uvicorn.Config(
             app,
+            http=protocol,
             ws="none",
             log_config=None,
             access_log=False,

@@ -163,7 +163,8 @@ class RouterConfig:
         max_attempts: how often a request is placed before it fails.
         connect_s: after which an engine that does not accept a connection counts as down.
         silence_s: after which an engine that sends nothing fails a request.
-        client_s: after which a client is given up whose body has not come, or that reads nothing.
+        client_s: after which a client is given up whose headers or body have not come, or that
+            reads nothing.
         health_s: between two looks at an engine.
         admission: see there.
         costs: see there.

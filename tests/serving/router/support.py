@@ -6,7 +6,6 @@ from typing import Any
 
 import anyio
 import httpx
-import uvicorn
 import zmq
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -15,7 +14,7 @@ from starlette.routing import Route
 
 from mooncake_kernels.hashing import block_hashes
 from mooncake_kernels.http_server import listen
-from mooncake_serving.http_api import prepare
+from mooncake_serving.http_api import make_server
 from mooncake_serving.router import make_app, parse_config
 from mooncake_serving.store.events import BlockStored
 from mooncake_serving.store.events.messages import encode
@@ -39,13 +38,10 @@ class Served:
 
     def __init__(self, app: Any, port: int = 0, client_s: float = WAIT_S):
         self._socket = listen("test", "127.0.0.1", port)
-        prepare(self._socket, client_s)
         self.port = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn.Config(
-            app, ws="none", log_config=None, access_log=False, timeout_graceful_shutdown=1
-        )
-        self._server = uvicorn.Server(config)
+        self._server = make_server(app, self._socket, client_s)
+        self._server.config.timeout_graceful_shutdown = 1
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
         self._thread.start()
         eventually(lambda: self._server.started or not self._thread.is_alive())

@@ -3,6 +3,8 @@
 import contextlib
 import json
 import socket
+import threading
+from http.client import HTTPConnection
 
 import httpx
 import pytest
@@ -17,6 +19,82 @@ def begun(router, num_announced: int, body: bytes = b""):
     head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: {num_announced}\r\n\r\n"
     client.sendall(head.encode() + body)
     return contextlib.closing(client)
+
+
+def connected(router):
+    client = socket.create_connection(("127.0.0.1", router.server.port))
+    client.settimeout(30)
+    return contextlib.closing(client)
+
+
+def answer_to(client) -> bytes:
+    """Read one answer, which is JSON."""
+    answer = b""
+    while not answer.endswith(b"}"):
+        part = client.recv(4096)
+        assert part, answer
+        answer += part
+    return answer
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.mark.parametrize("part", [b"", b"GET /hea", HEALTH[:-2]])
+def test_a_connection_without_a_request_is_closed(cluster, part):
+    router, _ = cluster({"both": "both"}, client_s=0.5)
+    with connected(router) as client:
+        client.sendall(part)
+        assert client.recv(100) == b""
+
+
+def test_a_header_that_comes_byte_by_byte_has_no_more_time(cluster):
+    router, _ = cluster({"both": "both"}, client_s=0.5)
+    with connected(router) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nX: ")
+        client.settimeout(0.05)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(400):
+                client.sendall(b"a")
+                with contextlib.suppress(TimeoutError):
+                    if not client.recv(100):
+                        return
+    pytest.fail("the connection stays")
+
+
+def test_a_later_request_of_a_connection_has_the_same_deadline(cluster):
+    router, _ = cluster({"both": "both"}, client_s=0.5)
+    with connected(router) as client:
+        client.sendall(HEALTH + HEALTH[:20])
+        assert answer_to(client).startswith(b"HTTP/1.1 200 ")
+        client.sendall(HEALTH[20:30])
+        assert client.recv(4096) == b""
+
+
+def test_a_body_that_comes_after_its_answer_has_a_deadline(cluster):
+    router, _ = cluster({"both": "both"}, client_s=0.5)
+    with connected(router) as client:
+        client.sendall(b"POST /health HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n")
+        assert answer_to(client).startswith(b"HTTP/1.1 405 ")
+        client.sendall(b"a")
+        assert client.recv(4096) == b""
+
+
+def test_a_client_that_waits_or_is_idle_keeps_its_connection(cluster):
+    router, engines = cluster({"both": "both"}, client_s=0.2)
+    engines["both"].gate.clear()
+    timer = threading.Timer(1.0, engines["both"].gate.set)
+    timer.start()
+    assert router.complete("abc").status_code == 200
+    timer.join()
+    with contextlib.closing(HTTPConnection("127.0.0.1", router.server.port)) as client:
+        for _ in range(2):
+            client.request("GET", "/health")
+            assert client.getresponse().read() == b'{"status":"ok"}'
+            client.sock.settimeout(1.0)
+            with pytest.raises(TimeoutError):
+                client.sock.recv(1)  # it stays open
+            client.sock.settimeout(30)
 
 
 @pytest.mark.parametrize("body", [b"", b'{"model": "llama",'])
