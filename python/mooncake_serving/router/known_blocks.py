@@ -39,7 +39,8 @@ class KnownBlocks:
     Events are of one engine, in their order, by one thread; ``assume`` may be called by another.
 
     What was sent to an engine counts as held before the engine says so: the ``max_assumed`` blocks
-    that were sent last. For an engine without events that is all there is to know.
+    that were sent last. For an engine without events that is all there is to know. What is still to
+    be computed is ``withdrawn`` if that will not take place.
 
     Attributes:
         num_held: blocks of the engine that its events have told, and not withdrawn.
@@ -53,6 +54,7 @@ class KnownBlocks:
         self._conductor, self._instance, self._block_size = conductor, instance, block_size
         self.max_assumed = max_assumed
         self._assumed: OrderedDict[int, None] = OrderedDict()
+        self._uncomputed: set[int] = set()  # of these, until a prefill with them is over
         self._blocks: dict[BlockHash, _Block] = {}
         # Of each name: blocks that are held. An engine's blocks that differ may begin alike.
         self._num_holding = Counter[int]()
@@ -67,18 +69,35 @@ class KnownBlocks:
         """
         assumed, forgotten = self._assumed, list[int]()
         with self._conductor.lock:
+            self._uncomputed.update(names[num_held:])
             for position, name in enumerate(names):
                 if position >= num_held or name in assumed:
                     assumed[name] = None
                     assumed.move_to_end(name)
             while len(assumed) > self.max_assumed:
                 forgotten.append(assumed.popitem(last=False)[0])
+            self._uncomputed.difference_update(forgotten)
             self._conductor.index.remove(self._instance, forgotten)
+
+    def computed(self, names: Sequence[int]) -> None:
+        """Record that a prompt of these blocks was computed."""
+        with self._conductor.lock:
+            self._uncomputed.difference_update(names)
+
+    def withdraw(self, names: Sequence[int]) -> None:
+        """Record that no prefill under way has these blocks any more."""
+        with self._conductor.lock:
+            gone = [name for name in names if name in self._uncomputed]
+            self._uncomputed.difference_update(gone)
+            for name in gone:
+                self._assumed.pop(name, None)
+            self._conductor.index.remove(self._instance, gone)
 
     def forget(self) -> None:
         """Record that the engine may hold nothing: it is down, or was restarted."""
         with self._conductor.lock:
             self._assumed.clear()
+            self._uncomputed.clear()
             # Names stay true whoever holds the block; those that nobody has used since go.
             self._blocks = {key: block for key, block in self._blocks.items() if block.media}
             for block in self._blocks.values():
@@ -131,6 +150,7 @@ class KnownBlocks:
                 before = key
             added.extend(names)
             self._conductor.index.add(self._instance, added)
+            self._uncomputed.difference_update(added)
             for name in added:
                 self._assumed.pop(name, None)
 

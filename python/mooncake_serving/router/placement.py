@@ -1,5 +1,6 @@
 """Where requests go: the conductor, on engines as they are now."""
 
+import bisect
 import contextlib
 import dataclasses
 import math
@@ -243,6 +244,8 @@ class Placement:
             return None
         placed.is_prefilled = True
         now_s, request = self._clock(), placed.decision.request
+        if (blocks := self.blocks.get(placed.prefill)) is not None:
+            blocks.computed(request.keys)
         was_alone = self._backlog.end(request.request_id, placed.prefill, now_s)
         prefill = placed.decision.prefill
         was_alone = was_alone and not self.others.are_at(placed.prefill)
@@ -275,8 +278,10 @@ class Placement:
     def ended(self, placed: Placed) -> None:
         """Record that a request is over, whether it was answered or not. Idempotent."""
         request_id = placed.decision.request.request_id
-        self._open.pop(request_id, None)
+        is_open = self._open.pop(request_id, None) is placed
         self._backlog.end(request_id, placed.prefill, self._clock())
+        if is_open and not placed.is_prefilled:
+            self._given_up(placed)
         self._move(placed)
         if placed.is_held:
             placed.is_held = False
@@ -410,6 +415,37 @@ class Placement:
         self.others.moved(placed.at, at)
         placed.at = at
 
+    def _given_up(self, placed: Placed) -> None:
+        """Take back what a prefill that is given up was to leave in its engine's cache.
+
+        Those behind it that were to reuse that compute it themselves, the first of them for all.
+        """
+        blocks = self.blocks.get(placed.prefill)
+        if blocks is None:  # the engine has left
+            return
+        keys, held = placed.decision.request.keys, _num_local_blocks(placed)
+        for other in self._open.values():  # in the order in which they were sent
+            if other.is_prefilled or other.prefill != placed.prefill:
+                continue
+            common = _num_common(keys, other.decision.request.keys)
+            if common > held:
+                if _num_local_blocks(other) > held:
+                    self._reuses_less(other, held)
+                held = common
+        blocks.withdraw(keys[held:])
+
+    def _reuses_less(self, placed: Placed, num_blocks: int) -> None:
+        """Predict a prefill anew that finds fewer blocks at its engine than it was placed with."""
+        prefill, request = placed.decision.prefill, placed.decision.request
+        assert prefill is not None
+        tokens = num_blocks * request.block_size
+        if prefill.fetch is None:
+            seconds = float(self.prefill_cost.seconds(request.num_tokens, tokens))
+            self._backlog.revise(request.request_id, placed.prefill, seconds)
+            prefill = dataclasses.replace(prefill, prefix_tokens=tokens, prefill_s=seconds)
+        prefill = dataclasses.replace(prefill, local_tokens=tokens)
+        placed.decision = dataclasses.replace(placed.decision, prefill=prefill)
+
     def _max_assumed(self, instance: int) -> int:
         tokens = int(self.conductor.cluster.capacity_tokens[instance])
         return MAX_ASSUMED if tokens == UNKNOWN_CAPACITY else tokens // self._config.block_size
@@ -453,6 +489,17 @@ class _LiveRule:
         if self._is_waived:
             return None
         return self._rule.refuse_later(request, slo, decode)
+
+
+def _num_local_blocks(placed: Placed) -> int:
+    assert placed.decision.prefill is not None
+    return -(-placed.decision.prefill.local_tokens // placed.decision.request.block_size)
+
+
+def _num_common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Count the blocks with which two prompts begin; equal names have equal blocks before them."""
+    shorter = min(len(first), len(second))
+    return bisect.bisect_left(range(shorter), True, key=lambda at: first[at] != second[at])
 
 
 def admission_rule(config: AdmissionConfig, *, chooses_decode: bool) -> Admission:

@@ -27,6 +27,11 @@ class PrefillBacklog:
         queue[request_id] = seconds
         self._set(instance, now_s if len(queue) == 1 else None)
 
+    def revise(self, request_id: Hashable, instance: int, seconds: float) -> None:
+        """Predict anew how long a prefill takes that is not over."""
+        self._queues[instance][request_id] = seconds
+        self._set(instance, None)
+
     def end(self, request_id: Hashable, instance: int, now_s: float) -> bool:
         """Take out a prefill, over or given up.
 
