@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -68,6 +68,7 @@ class Placed:
         is_held: whether the conductor has reserved something for it.
         num_samples: requests that it is where it generates.
         at: the engines that have it now, each once for every request that it is there.
+        samples: requests and tokens of its batch, seconds between its events; not learnt from yet.
     """
 
     decision: Decision
@@ -78,6 +79,7 @@ class Placed:
     is_held: bool = True
     num_samples: int = 1
     at: tuple[int, ...] = ()
+    samples: list[tuple[float, float, float]] = field(default_factory=list)
 
     @property
     def prefill(self) -> int:
@@ -287,12 +289,18 @@ class Placement:
             placed.is_held = False
             self.conductor.decoded(request_id)
 
-    def stepped(self, placed: Placed, seconds: float) -> None:
-        """Record the time between two tokens of a request that is decoded."""
+    def sample(self, placed: Placed, seconds: float) -> None:
+        """Take down the time between two events of a request's stream, and in which batch."""
         cluster, instance = self.conductor.cluster, placed.decode
         batch_size, kv_tokens = cluster.batch_size[instance], cluster.kv_tokens[instance]
         if batch_size > 0 and seconds > 0 and not placed.is_guessed:
-            self.decode_cost.observe(float(batch_size), float(kv_tokens), seconds)
+            placed.samples.append((float(batch_size), float(kv_tokens), seconds))
+
+    def sampled(self, placed: Placed, steps_per_event: float) -> None:
+        """Learn what a step costs from what was taken down."""
+        for batch_size, kv_tokens, seconds in placed.samples:
+            self.decode_cost.observe(batch_size, kv_tokens, seconds / steps_per_event)
+        placed.samples.clear()
 
     def failed(self, instance: int) -> list[str]:
         """Record that an engine is down; returns the requests that were there."""

@@ -32,12 +32,13 @@ from .health import HealthWatch
 from .instances import Instances
 from .metrics import RouterMetrics
 from .placement import Placed, Placement
+from .stream_steps import StreamSteps
 
 logger = logging.getLogger(__name__)
 
 CLASS_HEADER = "x-mooncake-class"
 CLIENT_LEFT = 499  # in metrics, as nginx has it
-STEPS = 16  # tokens of a stream whose mean interval is one sample
+EVENTS = 16  # of a stream, whose mean interval is one sample
 UNAVAILABLE = (Why.NO_PREFILL_INSTANCE, Why.NO_DECODE_INSTANCE, Why.TOO_LONG)
 
 
@@ -388,8 +389,8 @@ class Router:
         reply: Reply,
     ) -> None:
         """Send parts as they come; the answer begins with the first of them."""
-        num_steps, since_s = 0, 0.0
-        num_all, begun_s = 0, 0.0
+        steps, begun_s = StreamSteps(call), 0.0
+        num_sampled, since_s = 0, 0.0
         async for part in answer.aiter_raw():
             if not reply.status:
                 if part.startswith(b'data: {"error"'):
@@ -400,16 +401,18 @@ class Router:
                 self.metrics.ttft.observe(entry["first_byte_s"])
                 headers["x-mooncake-decision"] = header_of(entry)
                 await reply.begin(answer.status_code, headers)
-            else:
+                steps.begin(part)
+            elif steps.add(part):
                 now_s = time.monotonic()
-                if count := part.count(b"data: ") - part.count(b"data: [DONE]"):
-                    num_steps += count
-                    num_all += count
-                    entry["tbt_s"] = (now_s - begun_s) / num_all
-                if num_steps >= STEPS:
-                    self.placement.stepped(placed, (now_s - since_s) / num_steps)
-                    num_steps, since_s = 0, now_s
+                entry["tbt_s"] = (now_s - begun_s) / steps.num_events
+                if (count := steps.num_events - num_sampled) >= EVENTS:
+                    self.placement.sample(placed, (now_s - since_s) / count)
+                    num_sampled, since_s = steps.num_events, now_s
+                    if not steps.is_told:
+                        self.placement.sampled(placed, steps.per_event)
             await reply.write(part)
+        if steps.num_tokens:
+            self.placement.sampled(placed, steps.per_event)
         if not reply.status:
             raise EngineFailed(self.fleet[placed.decode], "its stream is empty")
         await reply.write(b"", is_last=True)

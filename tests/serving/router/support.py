@@ -147,6 +147,7 @@ class Engine:
         first_event: of each stream, if there is one.
         load: further lines of its metrics.
         padding: letters behind each word of a stream.
+        tokens_per_event: of a stream, by the usage at its end.
     """
 
     def __init__(
@@ -160,7 +161,7 @@ class Engine:
         self.num_left = self.num_tokenized = 0
         self.tokenizes: bool | None = True
         self.serves, self.first_event, self.padding = [MODEL, ADAPTER], b"", 0
-        self.load = ""
+        self.load, self.tokens_per_event = "", 1
         self.events = Events()
         self.app = Starlette(
             routes=[
@@ -234,7 +235,8 @@ class Engine:
             await anyio.sleep(0.005)
         words = self._words(body)
         if body.get("stream"):
-            events = self._stream(words, is_chat="messages" in body)
+            tells = (body.get("stream_options") or {}).get("include_usage", False)
+            events = self._stream(words, is_chat="messages" in body, tells_usage=tells)
             return StreamingResponse(events, media_type="text/event-stream")
         answer = {
             "id": "cmpl", "choices": [{"index": 0, "text": " ".join(words)}],
@@ -249,7 +251,7 @@ class Engine:
             }  # fmt: skip
         return JSONResponse(answer)
 
-    async def _stream(self, words: list[str], *, is_chat: bool):
+    async def _stream(self, words: list[str], *, is_chat: bool, tells_usage: bool):
         if self.first_event:
             yield self.first_event
         for index, word in enumerate(words):
@@ -262,6 +264,9 @@ class Engine:
             event = json.dumps({"choices": [{"index": 0, **part}]})
             yield f"data: {event}\n\n".encode()
             await anyio.sleep(0)
+        if tells_usage:
+            usage = {"completion_tokens": len(words) * self.tokens_per_event}
+            yield f"data: {json.dumps({'choices': [], 'usage': usage})}\n\n".encode()
         yield b"data: [DONE]\n\n"
 
     async def _stall(self) -> None:
