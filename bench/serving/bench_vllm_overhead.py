@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # bench/: lib
 sys.path.insert(1, str(Path(__file__).resolve().parents[2]))  # tests
 
 from lib.harness import arguments, spread
+from lib.processes import TICK_S, cpu_seconds
 from lib.table import heading, save
 
 BLOCK = 32  # tokens
@@ -62,7 +63,6 @@ config = transformers.LlamaConfig(
     **json.loads(sys.argv[2]))
 transformers.LlamaForCausalLM(config).float().save_pretrained(sys.argv[1])
 """
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")  # of a processor's clock
 
 
 class Load(NamedTuple):
@@ -137,14 +137,6 @@ class Side:
         told = {"connects": connects, "forgets": forgets}
         taken = self._engine.serve(prompts, answer, **told)["seconds"]
         return taken, max(cpu_seconds(self._engine.pid) - before, TICK_S)
-
-
-def cpu_seconds(pid: int) -> float:
-    """What a process and those that it has started have computed so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    own = (int(fields[11]) + int(fields[12])) * TICK_S
-    return own + sum(cpu_seconds(int(child)) for child in children)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
