@@ -230,6 +230,32 @@ def test_directions_depend_on_the_device(bench):
         directions(options)
 
 
+def test_request_that_is_late_slow_or_failed_misses_the_objectives(bench):
+    goodput = bench("bench_goodput")
+    told = {
+        "duration": 10.0,
+        "ttfts": [1.0, 1.1, 1.0, 1.0, 1.0, 0.0],
+        "latencies": [1.2, 1.3, 1.4, 1.0, 1.2, 0.0],
+        "output_lens": [3, 3, 3, 1, 3, 0],
+        "itls": [[0.1, 0.1], [0.1, 0.1], [0.2, 0.2], [], [0.01, 0.19], []],
+        "errors": ["", "", "", "", "", "ReadTimeout"],
+    }
+    run, objectives = goodput.Run.of(told), goodput.Objectives(ttft_s=1.05, tbt_s=0.11)
+    assert run.num_within(objectives) == 3  # the second is late, the third slow
+    assert run.num_within(objectives, by_p90=True) == 2  # and the fifth stalls
+    row = goodput.row_of("apart", 0.6, [run, run], objectives)
+    assert (row["requests"], row["completed"], row["within"]) == (12, 10, 0.5)
+    assert row["within_rounds"] == [0.5, 0.5] and row["good_per_s_within"] == pytest.approx(0.3)
+    assert row["ttft_p50_ms"] == pytest.approx(1000)
+
+
+def test_goodput_is_the_last_rate_before_one_that_does_not_hold(bench):
+    rows = [{"rate": rate, "within": share} for rate, share in ((1, 0.9), (2, 0.89), (3, 1.0))]
+    goodput = bench("bench_goodput").goodput
+    assert goodput(rows, "within") == 1 and goodput(rows[1:], "within") == 0
+    assert goodput(rows[:1], "within") == 1 and goodput([], "within") == 0
+
+
 def test_missing_perftest_is_reported(bench, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(SystemExit, match="ib_write_bw is not installed: apt-get install perftest"):
