@@ -1,13 +1,14 @@
 """``serve up`` as a process of a bench."""
 
 import contextlib
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from mooncake_serving.serve.up import signals_as_ctrl_c
 
 
 class Up(NamedTuple):
@@ -19,7 +20,7 @@ class Up(NamedTuple):
 
 @contextlib.contextmanager
 def serve_up(model: Path, *more: str) -> Iterator[Up]:
-    """Start a cluster, and end it behind the block.
+    """Start a cluster, and end it behind the block, also if this process is told to end.
 
     Args:
         model: of its engines.
@@ -28,6 +29,7 @@ def serve_up(model: Path, *more: str) -> Iterator[Up]:
     Raises:
         RuntimeError: it has ended before it was ready; with the end of its log.
     """
+    signals_as_ctrl_c()
     command = [sys.executable, "-m", "mooncake_serving", "serve", "up", "--port=0"]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -41,5 +43,5 @@ def serve_up(model: Path, *more: str) -> Iterator[Up]:
                 raise RuntimeError(f"serve up has ended: {errors.read()[-2000:]}")
             yield Up(line.split()[3].rstrip(":"), process.pid)
         finally:
-            process.send_signal(signal.SIGINT)
+            process.terminate()  # a Ctrl-C is ignored where a shell has started this by &
             process.communicate()

@@ -334,7 +334,7 @@ def measure(
     rate = 1000 / min(told["mean_e2el_ms"] for told in alone.values())
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in urls}
     standing = [*urls]
-    for index in range(2 if options.quick else MAX_RATES):
+    for index in range(1 if options.quick else MAX_RATES):
         runs: dict[str, list[Run]] = {name: [] for name in standing}
         for number in range(options.repeat):
             first = number % len(standing)
@@ -393,6 +393,7 @@ if __name__ == "__main__":
     chosen = arguments(__doc__, add_options, without=("device", "seconds"))
     if chosen.quick:
         chosen.requests, chosen.layers = min(chosen.requests, 8), min(chosen.layers, 2)
+        chosen.scale_outputs = min(chosen.scale_outputs, 0.05)
         chosen.repeat, chosen.vllm = 1, None
     with tempfile.TemporaryDirectory(prefix="mooncake-goodput-") as name:
         run(chosen, Path(name))
