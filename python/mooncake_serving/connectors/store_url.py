@@ -155,7 +155,8 @@ def open_store(url: str, *, namespace: str = "", verify: float = 1.0) -> "AnySto
       directory's own URL. ``pool=`` is its path, if processes share it; without ``size=`` and
       ``pool=`` this process has none, and others take what it puts. ``cluster=`` names the cluster,
       ``engine=host:port`` is where other hosts reach the pool. ``password_file=`` names a file
-      whose first line is the password, ``password_env=`` an environment variable.
+      whose first line is the password, ``password_env=`` an environment variable. What is read from
+      other hosts again and again is copied into this pool, see ``HotKeys``.
 
     A SIZE is like 4096, 64KiB or 1.5G, in powers of 1024.
 
@@ -225,7 +226,7 @@ def _open_tier(url: StoreUrl) -> SsdTier | None:
 
 
 def _open_cluster(url: StoreUrl, options: dict[str, Any]) -> "ClusterStore":
-    from mooncake_serving.store import Node
+    from mooncake_serving.store import HotKeys, Node
 
     from .owned_cluster import OwnedCluster
 
@@ -240,8 +241,10 @@ def _open_cluster(url: StoreUrl, options: dict[str, Any]) -> "ClusterStore":
         engine = opened.enter_context(TransferEngine(url.engine))
         server = opened.enter_context(directory.connect(_with_password(url), url.cluster))
         node = opened.enter_context(Node(store, engine, server))
-        namespace = None if store is not None else options["namespace"]
-        cluster = OwnedCluster(node, opened, namespace=namespace, verify=options["verify"])
+        if store is not None:
+            cluster = OwnedCluster(node, opened, verify=options["verify"], hot=HotKeys())
+        else:
+            cluster = OwnedCluster(node, opened, **options)
     return cluster
 
 

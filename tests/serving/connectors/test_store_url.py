@@ -117,6 +117,15 @@ def test_redis_url_joins_a_cluster_and_leaves_it(server):
         here.close()
 
 
+def test_what_is_read_from_another_host_again_and_again_is_copied_here(server):
+    url = f"{server.url}?size=8MiB"
+    with open_store(url) as there, open_store(url) as here:
+        there.put(1, b"one")
+        for _ in range(8):
+            assert here.get(1) == b"one"
+        assert here.node.store.get(1) == b"one" == there.node.store.get(1)
+
+
 def test_pool_of_a_redis_url_may_be_shared(server, tmp_path):
     url = f"{server.url}?size=8MiB&pool={tmp_path}/kv"
     with open_store(url) as here, open_store(url) as there:
