@@ -33,12 +33,12 @@ def test_a_steady_rate_is_reported_as_it_is():
     assert heat.rate(2, 600.0) == 0
 
 
-def test_cold_keys_are_forgotten():
-    heat = Heat(10.0)
+def test_the_keys_requested_last_are_remembered():
+    heat = Heat(10.0, max_blocks=2)
     heat.touch([1, 2], 0.0)
-    heat.touch([2], 50.0)
-    heat.forget_below(0.01, 50.0)
-    assert len(heat) == 1 and heat.rate(2, 50.0) == pytest.approx(math.log(2) / 10 * (1 + 1 / 32))
+    heat.touch([1, 3], 50.0)
+    assert len(heat) == 2 and heat.rate(2, 50.0) == 0
+    assert heat.rate(1, 50.0) == pytest.approx(math.log(2) / 10 * (1 + 1 / 32))
 
 
 def advise(conductor, heat, keys=range(1, 7), rate=1.0, max_holders=3):
@@ -245,8 +245,7 @@ def test_block_is_never_evicted_before_its_successors(tree, asked, count):
         (lambda: Heat().touch("ab", 0.0), "touch: keys must be a tuple of integers, got 'ab'"),
         (lambda: Heat().touch(5, 0.0), "touch: keys must be a tuple of integers, got 5"),
         (lambda: Heat().touch([1, 2.0], 0.0), "touch: keys must be .* got 2.0 among them"),
-        (lambda: Heat().forget_below(1.0, math.nan), "forget_below: now_s must be a finite number"),
-        (lambda: Heat().forget_below(math.nan, 1.0), "forget_below: rate must be a finite number"),
+        (lambda: Heat(max_blocks=0), "Heat: max_blocks must be at least 1, got 0"),
         (lambda: ReplicaPolicy(0), "rate_per_holder must be positive, got 0"),
         (lambda: swaps([], -1, Heat()), "num_needed must be at least 0, got -1"),
         (lambda: swaps([], 1, Heat(), load_s=-1), "load_s must be at least 0, got -1"),

@@ -10,6 +10,7 @@ with needed_from("router", __name__):
     from .app import make_app
     from .config import (
         AdmissionConfig,
+        CopiesConfig,
         CostConfig,
         InstanceConfig,
         RouterConfig,
@@ -20,6 +21,7 @@ with needed_from("router", __name__):
 
 __all__ = [
     "AdmissionConfig",
+    "CopiesConfig",
     "CostConfig",
     "InstanceConfig",
     "RouterConfig",

@@ -122,7 +122,9 @@ class _Routes:
         given = request.query_params.get("limit", "100")
         if not (given.isascii() and given.isdigit() and 0 < len(given) < 10):
             raise invalid("limit", f"an integer of at least 0, got {given[:20]!r}")
-        return json_answer({"decisions": self._router.log.last(min(int(given), MAX_KEPT))})
+        count, copies = min(int(given), MAX_KEPT), self._router.copies
+        told = {"decisions": self._router.log.last(count)}
+        return json_answer(told if copies is None else told | {"copies": copies.last(count)})
 
     async def query(self, request: Request) -> Response:
         """Tell how much of a prompt each engine holds, as the conductor of Mooncake does."""

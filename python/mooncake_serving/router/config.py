@@ -115,6 +115,21 @@ class CostConfig:
 
 
 @dataclass(frozen=True)
+class CopiesConfig:
+    """Hot prefixes are loaded by further engines, before requests need them there.
+
+    Attributes:
+        rate_per_holder: of :class:`~mooncake_serving.conductor.ReplicaPolicy`.
+        max_holders: the same.
+        max_per_s: copies that begin in a second.
+    """
+
+    rate_per_holder: float = 1.0
+    max_holders: int = 4
+    max_per_s: float = 1.0
+
+
+@dataclass(frozen=True)
 class StoreConfig:
     """A store that all engines share: what one has computed, another one loads from there.
 
@@ -122,11 +137,13 @@ class StoreConfig:
         kv_bytes_per_token: of the model.
         bytes_per_s: at which an engine loads.
         balancing_threshold: of :class:`~mooncake_serving.conductor.KVCacheCentric`.
+        copies: None: engines load a prefix with the requests that need it, and not before.
     """
 
     kv_bytes_per_token: float
     bytes_per_s: float
     balancing_threshold: float = 2.0
+    copies: CopiesConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -236,8 +253,8 @@ def parse_config(content: dict[str, Any], *, file: str = "config") -> RouterConf
         health_s=top.seconds("health_s", RouterConfig.health_s),
         admission=_admission(top.table("admission")),
         costs=_costs(top.table("costs")),
-        store=_store(top.table("store")) if "store" in content else None,
-        registry=_registry(top.table("registry")) if "registry" in content else None,
+        store=_store(top.table("store")) if top.has("store") else None,
+        registry=_registry(top.table("registry")) if top.has("registry") else None,
     )
     top.end()
     _check_together(config, file)
@@ -323,9 +340,20 @@ def _store(table: "_Table") -> StoreConfig:
         kv_bytes_per_token=table.number("kv_bytes_per_token"),
         bytes_per_s=table.number("bytes_per_s"),
         balancing_threshold=table.number("balancing_threshold", 1.0, 2.0),
+        copies=_copies(table.table("copies")) if table.has("copies") else None,
     )
     table.end()
     return store
+
+
+def _copies(table: "_Table") -> CopiesConfig:
+    copies = CopiesConfig(
+        rate_per_holder=table.number("rate_per_holder", default=CopiesConfig.rate_per_holder),
+        max_holders=table.integer("max_holders", 1, MOST_INSTANCES, CopiesConfig.max_holders),
+        max_per_s=table.number("max_per_s", default=CopiesConfig.max_per_s),
+    )
+    table.end()
+    return copies
 
 
 def _registry(table: "_Table") -> RegistryConfig:
@@ -412,6 +440,9 @@ class _Table:
             raise InvalidArgument(
                 f"{self._file}: {self._path}{name} must not be there: it is unknown{hint}"
             )
+
+    def has(self, name: str) -> bool:
+        return name in self._content
 
     def names(self) -> list[str]:
         return list(self._content)

@@ -40,6 +40,8 @@ class RouterMetrics:
         prompt_tokens: of placed requests.
         cached_tokens: those of them that were predicted to be cached.
         ttft: to the first byte of a stream.
+        copies: of hot prefixes, that engines have loaded or failed to, by outcome.
+        copied_tokens: of those that were loaded.
     """
 
     def __init__(self, router: "Router"):
@@ -67,6 +69,14 @@ class RouterMetrics:
         self.ttft = Histogram(
             f"{prefix}_time_to_first_token_seconds", "from arrival to the first byte of a stream",
             buckets=SECONDS, registry=registry,
+        )  # fmt: skip
+        self.copies = Counter(
+            f"{prefix}_copies", "hot prefixes that an engine was to load: made, failed",
+            ["outcome"], registry=registry,
+        )  # fmt: skip
+        self.copied_tokens = Counter(
+            f"{prefix}_copied_tokens", "tokens of hot prefixes that engines have loaded",
+            registry=registry,
         )  # fmt: skip
         registry.register(_Instances(router))
 

@@ -21,6 +21,7 @@ from mooncake_serving.conductor import (
     DecodeChoice,
     DecodeLoad,
     EarlyRejection,
+    Heat,
     KVCacheCentric,
     Limits,
     LocalCacheAware,
@@ -29,6 +30,8 @@ from mooncake_serving.conductor import (
     PrefillPolicy,
     PrefixIndex,
     Reason,
+    ReplicaPolicy,
+    Replicate,
     Request,
     Role,
     Slo,
@@ -199,10 +202,8 @@ class Placement:
             request = self._shortened(request)
         with self.conductor.lock:
             now_s = self._clock()
-            cluster = self.conductor.cluster
             each_s = self._own_prefill_s or float(self.prefill_cost.seconds(request.num_tokens, 0))
-            others_s = self.others.wait_s(now_s, each_s)
-            cluster.free_at_s[:] = self._backlog.free_at_s(now_s) + others_s
+            self._note_queues(now_s, each_s)
             decision = self._decide(request, now_s, without, lacking)
             if not decision.accepted or decision.prefill is None:
                 return decision
@@ -288,6 +289,43 @@ class Placement:
         if placed.is_held:
             placed.is_held = False
             self.conductor.decoded(request_id)
+
+    def advise_copy(
+        self, policy: ReplicaPolicy, heat: Heat, keys: Sequence[int], lacking: Collection[int]
+    ) -> Replicate | None:
+        """Choose where a prompt's hot blocks are copied, if anywhere, by the engines as they are.
+
+        Args:
+            policy: chooses.
+            heat: how often each block is requested.
+            keys: of the prompt.
+            lacking: engines that do not serve its model.
+        """
+        with self.conductor.lock, self._excluded({*lacking, *self._draining}):
+            now_s, conductor = self._clock(), self.conductor
+            self._note_queues(now_s, self._own_prefill_s)
+            cost = conductor.costs.transfer
+            return policy.advise(keys, heat, conductor.index, conductor.cluster, cost, now_s)
+
+    def is_idle(self, instance: int) -> bool:
+        """Whether no prompt waits for an engine, or is computed there, as far as is known."""
+        return not self.num_prefills(instance) and not self.others.waiting[instance]
+
+    def copying(self, copy_id: str, instance: int, seconds: float) -> None:
+        """Record that an engine loads a prefix, which is predicted to take ``seconds``."""
+        self._backlog.put(copy_id, instance, seconds, self._clock())
+        self.others.moved((), (instance,))
+
+    def copied(self, copy_id: str, instance: int, keys: Sequence[int]) -> None:
+        """Record that this is over, and which blocks the engine holds now."""
+        self._backlog.end(copy_id, instance, self._clock())
+        self.others.moved((instance,), ())
+        with self.conductor.lock:
+            if self.is_up(instance):
+                index = self.conductor.index
+                num_held = int(index.match(keys)[instance]) if keys else 0
+                index.add(instance, keys)
+                self.blocks[instance].assume(keys, num_held)
 
     def sample(self, placed: Placed, seconds: float) -> None:
         """Take down the time between two events of a request's stream, and in which batch."""
@@ -405,6 +443,16 @@ class Placement:
                 return decision
         with self._excluded(never):
             return self.conductor.decide(request, now_s)
+
+    def _note_queues(self, now_s: float, each_s: float) -> None:
+        """Write into the cluster when each engine can begin another prefill.
+
+        Args:
+            now_s: current time.
+            each_s: how long a prefill of others takes.
+        """
+        others_s = self.others.wait_s(now_s, each_s)
+        self.conductor.cluster.free_at_s[:] = self._backlog.free_at_s(now_s) + others_s
 
     @contextlib.contextmanager
     def _excluded(self, instances: Collection[int]) -> Iterator[None]:

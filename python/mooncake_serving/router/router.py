@@ -29,6 +29,7 @@ from .engines import OURS, PROBE_S, EngineFailed, EngineRefused, Engines
 from .event_feed import EventFeed
 from .handoff import HANDOFFS, Transfer
 from .health import HealthWatch
+from .hot_copies import HotCopies
 from .instances import Instances
 from .metrics import RouterMetrics
 from .placement import Placed, Placement
@@ -54,6 +55,7 @@ class Router:
         log: of its decisions.
         metrics: for Prometheus.
         bodies: of requests.
+        copies: of hot prefixes; None: none are made.
     """
 
     def __init__(self, config: RouterConfig):
@@ -65,6 +67,7 @@ class Router:
         self.bodies = Bodies(config.max_body_bytes, config.max_held_bytes, config.client_s)
         self.engines = Engines(config)
         self.health = HealthWatch(config, self.fleet, self.engines, self.placement, self._lost)
+        self.copies = HotCopies.of(self)
         self._handoff = HANDOFFS[config.connector]
         self._attempts: dict[str, _Attempt] = {}
         self._feeds: dict[int, EventFeed] = {}
@@ -80,12 +83,16 @@ class Router:
         """
         await asyncio.gather(*map(self.follow, self.fleet))
         self._refitting = asyncio.ensure_future(self._refit())
+        if self.copies is not None:
+            self.copies.start()
 
     async def close(self) -> None:
         """Stop following the engines, and disconnect. Idempotent."""
         if self._refitting is not None:
             self._refitting.cancel()
             await asyncio.wait({self._refitting})
+        if self.copies is not None:
+            await self.copies.close()
         await self.health.close()
         await asyncio.gather(*map(self._end_feed, [*self._feeds]))
         await self.engines.close()
@@ -250,6 +257,8 @@ class Router:
         """
         entry = self.log.add(call, placed.decision)
         self._count(placed)
+        if self.copies is not None and call.num_attempts == 1:
+            self.copies.saw(call, placed.decision.request.keys)
         if self.fleet[placed.prefill].role == Role.BOTH:
             run = self._coupled
         else:

@@ -242,7 +242,7 @@ class Engine:
             "id": "cmpl", "choices": [{"index": 0, "text": " ".join(words)}],
             "usage": {"prompt_tokens": 1, "completion_tokens": len(words)},
         }  # fmt: skip
-        if self.is_prefill and params.get("do_remote_decode"):
+        if self.is_prefill and params and params.get("do_remote_decode"):
             answer["kv_transfer_params"] = {
                 "do_remote_prefill": True, "do_remote_decode": False,
                 "remote_engine_id": "engine-0", "remote_block_ids": [1, 2, 3],

@@ -6,7 +6,7 @@ from mooncake_kernels.errors import InvalidArgument
 from mooncake_serving.conductor import Role
 from mooncake_serving.router import load_config
 from mooncake_serving.router.__main__ import main
-from mooncake_serving.router.config import ClassConfig
+from mooncake_serving.router.config import ClassConfig, CopiesConfig
 
 GOOD = """
 host = "0.0.0.0"
@@ -25,6 +25,8 @@ prefill = [0.1, 1e-4, 0]
 [store]
 kv_bytes_per_token = 131072
 bytes_per_s = 2e10
+[store.copies]
+rate_per_holder = 0.5
 [registry]
 url = "redis://10.0.0.9:6379/0?prefix=ours/"
 namespace = "prod"
@@ -64,6 +66,7 @@ def test_a_file_is_read(written):
     assert config.admission.classes == {"batch": ClassConfig(ttft_s=60, tbt_s=math.inf)}
     assert config.costs.prefill == (0.1, 1e-4, 0.0)
     assert config.store is not None and config.store.bytes_per_s == 2e10
+    assert config.store.copies == CopiesConfig(rate_per_holder=0.5)
     assert config.registry is not None and config.registry.namespace == "prod"
     assert config.registry.url.login == ("", "one") and config.registry.url.prefix == "ours/"
     assert "one" not in repr(config.registry)
@@ -86,6 +89,9 @@ def test_a_file_is_read(written):
         ("1e-4, 0]", "1e-4]", r"costs.prefill must be three numbers"),
         ("[0.1, 1e-4, 0]", "[0, 0, 0]", r"costs.prefill must be three numbers"),
         ("bytes_per_s = 2e10", "", r"store.bytes_per_s must be positive, got None"),
+        ("rate_per_holder = 0.5", "rate = 1", r"store.copies.rate must not be there"),
+        ("rate_per_holder = 0.5", "max_per_s = 0", r"store.copies.max_per_s must be positive"),
+        ("rate_per_holder = 0.5", "max_holders = 0", r"store.copies.max_holders must be an int"),
         ('role = "decode"', 'role = "decoder"', r"instance\[1\].role must be one of"),
         ('name = "d0"', 'name = "p0"', r"instance.name must be unique, got 'p0' twice"),
         ('name = "d0"', "", r"instance\[1\].name must be a text, got None"),

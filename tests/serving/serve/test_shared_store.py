@@ -17,6 +17,7 @@ from mooncake_serving.serve.job import Job
 from mooncake_serving.serve.model_digest import model_digest
 from mooncake_serving.serve.stored_blocks import Loaded, StoredBlocks
 from tests.serving.conftest import random_state, write_folder
+from tests.serving.router.support import RouterServer
 from tests.serving.serve.support import WAIT_S
 from tests.waiting import eventually
 
@@ -322,3 +323,36 @@ def test_engines_of_other_models_refuse_each_other_s_blocks(start, tiny_folder, 
     params = prefill.complete("abcd", 1, kv_transfer_params={"do_remote_decode": True}).json()
     answer = decode.complete("abcd", 4, kv_transfer_params=params["kv_transfer_params"])
     assert answer.status_code == 500 and "the model here is" in answer.text
+
+
+def test_a_router_has_a_hot_prefix_loaded_by_another_engine(start, expected, url):
+    """Loaded, not computed: all but the last token of what that engine is sent is cached there."""
+    engines = {name: start(f"--store={url}") for name in ("a", "b")}
+    router = RouterServer(
+        {
+            "block_size": 8,
+            "instance": [
+                {"name": name, "role": "both", "url": engine.url}
+                for name, engine in engines.items()
+            ],
+            "store": {
+                "kv_bytes_per_token": 1000.0,
+                "bytes_per_s": 1e9,
+                "copies": {"rate_per_holder": 0.02},
+            },
+            "costs": {"prefill": [0.0, 1.0, 0.0]},
+        }
+    )
+    try:
+        body = {"model": "tiny", "max_tokens": 4, "temperature": 0}
+        for number in range(6):
+            prompt = f"{PROMPT}{number}"
+            answer = router.client.post("/v1/completions", json=body | {"prompt": prompt})
+            assert answer.json()["choices"][0]["text"] == expected(prompt, 4)[0]
+        eventually(lambda: any("outcome" in one for one in router.get("/decisions")["copies"]))
+        [copy] = router.get("/decisions")["copies"]
+    finally:
+        router.close()
+    assert copy["outcome"] == "made"
+    counts = engines[copy["instance"]].worker.counts
+    assert counts.finished.total() == 1 and counts.cached_tokens == copy["tokens"]
