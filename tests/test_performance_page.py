@@ -108,3 +108,39 @@ def test_case_tables_match_the_results(name, head, columns):
         row = rows[f"{parts[1]} ({parts[2]}){parts[3]}" if parts else case]
         values = [row.get(column, 0.0) for column in columns]
         assert all(map(agree, cells, values)), (case, values)
+
+
+def test_targets_of_serving_match_the_results():
+    rows, found = results("layers", "pipeline", "conductor", "overload"), table("target | measured")
+    assert len(found) == 9
+
+    def check(begin, *figures):
+        """Whether a row has these figures, in this order."""
+        [cell] = [cells[0] for name, cells in found.items() if name.startswith(begin)]
+        assert re.search(r"(?<![\d.,-])" + ".*?[^\\d.]".join(map(re.escape, figures)), cell), (
+            figures
+        )
+
+    long, short = (rows[f"store, {held} of 2000 tokens, chunks of 128"] for held in (2000, 992))
+    gains = [
+        f"{row['us_cold'] / row['us_own']:.{digits}f}x" for row, digits in ((long, 1), (short, 2))
+    ]
+    check("a prefix hit", gains[0], f"{long['x_cold']:.1f}x", gains[1], f"{short['x_cold']:.2f}x")
+    check("80 % of", f"{long['hidden']:.1f} %", f"{short['hidden']:.1f} %")
+    ways = ("128, shm", "128, tcp", "512, tcp")
+    handed = [rows[f"hand-off, 2000 tokens, chunks of {way}"] for way in ways]
+    left = [f"{row['percent']:.1f} %" for row in handed]
+    check("a hand-off", *left, *(f"{row['percent_by_chunks']:.1f}" for row in handed))
+    piped = rows["1,024 tokens"]
+    least = min(piped[f"{name}_quartiles"][0] for name in ("x_alone", "x_alone512"))
+    check("a pipeline", *(f"{x:.2f}x" for x in (piped["x_alone"], piped["x_alone512"], least)))
+    kinds = ("all lengths", "4 lengths", "4 lengths, 20,000 in flight")
+    decided = [rows[f"decide, 1,000 instances, {kind}"]["us"] / 1e3 for kind in kinds]
+    check("a decision", *(f"{ms:.2f} ms" for ms in decided))
+    rules = [rows[rule] for rule in ("with prediction", "early rejection", "baseline")]
+
+    def told(key):
+        return ", ".join(str(row[key]) for row in rules)
+
+    check("under overload", f"{told('wasted_prefills')} of {rules[0]['requests']} requests")
+    check("the simulator", told("simulated_wasted_prefills"), told("simulated_good"), told("good"))
