@@ -42,16 +42,24 @@ MK_INLINE void rotate(const float* cos_sin, int64_t num_pairs, float* values) {
   }
 }
 
-// A line of words. The compiler makes it of the vectors that the target has.
-using Words = uint64_t __attribute__((vector_size(64)));
-constexpr int64_t kLineBytes = sizeof(Words);
-constexpr int64_t kWordsOfLine = kLineBytes / kWordBytes;
+constexpr int64_t kLineBytes = 64;
+
+// As many words as a vector of the target has: GCC keeps the halves of a wider one in memory from
+// one line to the next, and sums take four times as long.
+template <int kBytes>
+struct Vector {
+  typedef uint64_t Words __attribute__((vector_size(kBytes)));
+};
 
 // checksum_bytes() of each row, added up. A macro, as `store` must be inlined into a function of
 // its own target.
-#define MK_SUM_ROWS(store)                                                         \
-  const Words steps = Words{0, 1, 2, 3, 4, 5, 6, 7} * kKeyStep;                    \
-  Words sums = {};                                                                 \
+#define MK_SUM_ROWS(vector_bytes, store)                                           \
+  using Words = Vector<vector_bytes>::Words;                                       \
+  constexpr int kWords = vector_bytes / kWordBytes;                                \
+  constexpr int kVectors = kLineBytes / vector_bytes;                              \
+  Words steps = {};                                                                \
+  for (int k = 0; k < kWords; ++k) steps[k] = k * kKeyStep;                        \
+  Words sums[kVectors] = {};                                                       \
   uint64_t rest = 0, index = rows.index;                                           \
   for (int64_t r = 0; r < rows.count; ++r, index += rows.index_step) {             \
     const char* const row = rows.first + r * rows.stride;                          \
@@ -61,17 +69,20 @@ constexpr int64_t kWordsOfLine = kLineBytes / kWordBytes;
     int64_t i = 0;                                                                 \
     for (; i + kLineBytes <= rows.row_bytes; i += kLineBytes) {                    \
       __builtin_prefetch(next + i);                                                \
-      Words words;                                                                 \
-      std::memcpy(&words, row + i, sizeof words);                                  \
+      for (int v = 0; v < kVectors; ++v, keys += kWords * kKeyStep) {              \
+        Words words;                                                               \
+        std::memcpy(&words, row + i + v * vector_bytes, sizeof words);             \
+        add_checksum_term(sums[v], words, keys);                                   \
+      }                                                                            \
       store(copy + i, row + i);                                                    \
-      add_checksum_term(sums, words, keys);                                        \
-      keys += kWordsOfLine * kKeyStep;                                             \
     }                                                                              \
     if (i < rows.row_bytes) {                                                      \
       rest += checksum_bytes(row + i, rows.row_bytes - i, index + i / kWordBytes); \
     }                                                                              \
   }                                                                                \
-  for (int k = 0; k < kWordsOfLine; ++k) rest += sums[k];                          \
+  for (const Words& sum : sums) {                                                  \
+    for (int k = 0; k < kWords; ++k) rest += sum[k];                               \
+  }                                                                                \
   return rest;
 
 #define MK_STORE_NOTHING(to, from)
@@ -103,7 +114,7 @@ constexpr int64_t kWordsOfLine = kLineBytes / kWordBytes;
 #define MK_STORE(type) store<type>(values, count, row)
 
 // One source for all instruction sets: code inlined into a function is compiled for its target.
-#define MK_ROW_FUNCTIONS(name, target, stream)                                                     \
+#define MK_ROW_FUNCTIONS(name, target, vector_bytes, stream)                                       \
   target void load_##name(ElementType type, const char* row, int64_t count, float* values){        \
       MK_EACH_TYPE(MK_LOAD)} target void store_##name(ElementType type, const float* values,       \
                                                       int64_t count, char* row){MK_EACH_TYPE(      \
@@ -119,16 +130,17 @@ constexpr int64_t kWordsOfLine = kLineBytes / kWordBytes;
     rotate<false>(cos_sin, num_pairs, values + rotation.first);                                    \
   }                                                                                                \
   target uint64_t sum_##name(const SummedRows& rows){                                              \
-      MK_SUM_ROWS(MK_STORE_NOTHING)} target uint64_t copy_and_sum_##name(const SummedRows& rows) { \
-    MK_SUM_ROWS(stream)                                                                            \
+      MK_SUM_ROWS(vector_bytes,                                                                    \
+                  MK_STORE_NOTHING)} target uint64_t copy_and_sum_##name(const SummedRows& rows) { \
+    MK_SUM_ROWS(vector_bytes, stream)                                                              \
   }                                                                                                \
   constexpr RowFunctions k_##name{load_##name,   store_##name, multiply_##name,    divide_##name,  \
                                   rotate_##name, sum_##name,   copy_and_sum_##name};
 
-MK_ROW_FUNCTIONS(plain, , MK_COPY_LINE)
+MK_ROW_FUNCTIONS(plain, , 16, MK_COPY_LINE)
 #if defined(__x86_64__)
-MK_ROW_FUNCTIONS(avx2, __attribute__((target("avx2"))), MK_STREAM_AVX2)
-MK_ROW_FUNCTIONS(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))),
+MK_ROW_FUNCTIONS(avx2, __attribute__((target("avx2"))), 32, MK_STREAM_AVX2)
+MK_ROW_FUNCTIONS(avx512, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), 64,
                  MK_STREAM_AVX512)
 #endif
 
