@@ -24,6 +24,7 @@
 #include "transfer/engine/stream_transfers.h"
 #include "transfer/gpu/gpu_fence.h"
 #include "transfer/request/block_pool.h"
+#include "transfer/request/integers.h"
 
 namespace py = pybind11;
 
@@ -288,6 +289,23 @@ class PlainRequests {
   const PeerRef peer_;
 };
 
+// As Python calls it: (values, indices). Returns values[indices], of uint64; None, and has done
+// nothing, unless both are arrays that can be read as they are and all indices are in range.
+PyObject* take_addresses(PyObject*, PyObject* const* arguments, Py_ssize_t count) noexcept try {
+  if (count != 2) Py_RETURN_NONE;
+  const auto values = plain_array(arguments[0]), indices = plain_array(arguments[1]);
+  if (!values || !indices) Py_RETURN_NONE;
+  const auto from = plain_integers(*values), at = plain_integers(*indices);
+  if (!from || from->type != Integers::Type::kUint64 || !at) Py_RETURN_NONE;
+  py::array_t<uint64_t> taken(static_cast<py::ssize_t>(at->count));
+  const auto* const source = static_cast<const uint64_t*>(from->data);
+  if (!take(source, from->count, *at, taken.mutable_data())) Py_RETURN_NONE;
+  return taken.release().ptr();
+} catch (const std::exception&) {
+  PyErr_Clear();
+  Py_RETURN_NONE;
+}
+
 py::object plain_requests(std::shared_ptr<Engine> engine, PeerRef peer) {
   static PyMethodDef method{
       "submit", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&PlainRequests::call)),
@@ -300,6 +318,12 @@ py::object plain_requests(std::shared_ptr<Engine> engine, PeerRef peer) {
 }  // namespace
 
 void bind_requests(py::module_& m, EngineClass& engine) {
+  static PyMethodDef functions[] = {
+      {"take_addresses",
+       reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&take_addresses)), METH_FASTCALL,
+       nullptr},
+      {nullptr, nullptr, 0, nullptr}};
+  if (PyModule_AddFunctions(m.ptr(), functions) != 0) throw py::error_already_set();
   py::class_<StreamTransfers, std::shared_ptr<StreamTransfers>>(m, "StreamTransfers")
       .def(py::init<std::shared_ptr<Engine>>(), py::arg("engine"))
       .def("enqueue", &enqueue, py::arg("stream"), py::arg("peer"), py::arg("op"), py::arg("local"),

@@ -52,7 +52,7 @@ from .objects import (
     ServedPool,
 )
 from .paths import PathChoice
-from .pools import BlockPool, Blocks
+from .pools import BlockPool, Blocks, take_addresses
 from .regions import RemoteRegion
 from .security import Tls
 
@@ -76,4 +76,5 @@ __all__ = [
     "Tls",
     "TransferEngine",
     "Window",
+    "take_addresses",
 ]

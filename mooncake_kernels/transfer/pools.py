@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._arguments import as_integer
+from .. import _host
+from .._arguments import as_integer, as_integers
 from ..errors import InvalidArgument
 from .arguments import Integers, as_column
 from .handles import Region
@@ -127,6 +128,40 @@ class Blocks:
 
     pool: BlockPool
     ids: np.ndarray
+
+
+def take_addresses(addresses: Integers, indices: Integers) -> np.ndarray:
+    """Return ``addresses[indices]``, for ``write_blocks`` and ``read_blocks``.
+
+    Of blocks that lie anywhere: keep their addresses, and take those of each request. Checks and
+    copies in one pass, where numpy needs several, and takes negative indices for others.
+
+    Args:
+        addresses: ``[m]`` integers, at best uint64.
+        indices: ``[n]`` integers from 0 to ``m - 1``, at best int32, int64 or uint64.
+
+    Returns:
+        ``[n]`` uint64.
+
+    Raises:
+        InvalidArgument: an argument is no such integers; the message names the index.
+    """
+    taken = _host.take_addresses(addresses, indices)
+    if taken is not None:
+        return taken
+    op = "take_addresses"
+    values = as_integers(op, "addresses", addresses, "[m]")
+    if values.ndim != 1:
+        raise InvalidArgument(f"{op}: addresses must be [m] integers, got shape {values.shape}")
+    places = as_column(op, "indices", indices)
+    count = len(values)
+    is_outside = (places < 0) | (places >= count)
+    if is_outside.any():
+        bad = int(np.argmax(is_outside))
+        raise InvalidArgument(
+            f"{op}: indices must be from 0 to {count - 1}, got {places[bad]} at {bad}"
+        )
+    return values[places.astype(np.int64, copy=False)]
 
 
 def as_paged(op: str, local: Any, remote: Any, sizes: Any) -> Where:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import mooncake_kernels as mk
 from mooncake_kernels.errors import InvalidArgument, TransferError
+from mooncake_kernels.transfer import take_addresses
 
 from .support import UNTOUCHED, addressed, engine_pair, untouched
 
@@ -301,3 +302,38 @@ def test_partially_registered_pool(pair):
         pair.near.write_blocks(pair.peer, near.blocks([9, 10, 19]), far.blocks([9, 10, 11])).wait()
     np.testing.assert_array_equal(target[576:704], source[576:704])
     np.testing.assert_array_equal(target[704:768], source[1216:1280])
+
+
+@pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor])
+@pytest.mark.parametrize("indices", [[], [4], [2, 0, 2]])
+def test_addresses_that_are_taken(indices, make):
+    addresses = np.array([1 << 63, 7, (1 << 64) - 1, 0, 40], np.uint64)
+    taken = take_addresses(addresses, make(indices))
+    assert taken.dtype == np.uint64 and taken.tolist() == [int(addresses[i]) for i in indices]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint16, np.int32, np.int64, ">i8", np.uint64])
+@pytest.mark.parametrize("step", [1, 2])
+def test_indices_of_any_integers(dtype, step):
+    addresses = np.arange(100, 200, dtype=np.uint64)
+    indices = np.array([99, 0, 5, 7], dtype)[::step]
+    assert take_addresses(addresses, indices).tolist() == (indices + 100).tolist()
+    assert take_addresses(addresses.astype(np.int32), indices).tolist() == (indices + 100).tolist()
+
+
+@pytest.mark.parametrize(
+    ("addresses", "indices", "message"),
+    [
+        ([5, 6], [0, 2], "indices must be from 0 to 1, got 2 at 1"),
+        ([5, 6], np.array([-1]), "indices must be from 0 to 1, got -1 at 0"),
+        ([5, 6], np.array([-1], np.int32), "indices must be from 0 to 1, got -1 at 0"),
+        ([5, 6], np.array([1 << 63], np.uint64), f"got {1 << 63} at 0"),
+        ([5, 6], [0.5], r"indices must be \[n\] integers"),
+        ([5, 6], [[0]], r"indices must be \[n\] integers"),
+        ([5, -6], [0], r"addresses must be \[m\] integers"),
+        ([[5]], [0], r"addresses must be \[m\] integers"),
+    ],
+)
+def test_wrong_addresses_to_take(addresses, indices, message):
+    with pytest.raises(InvalidArgument, match=f"^take_addresses: .*{message}"):
+        take_addresses(np.array(addresses), indices)

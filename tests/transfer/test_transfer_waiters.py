@@ -78,6 +78,39 @@ def test_polling_done_makes_progress(pair, num_bytes):
     assert np.array_equal(near, far)
 
 
+@pytest.mark.parametrize("verb", ["write", "read"])
+def test_a_request_that_is_polled_only_once_is_moved(pair, verb):
+    near, far, move = moved_by(pair, verb, SMALL)
+    for i in range(5):
+        far[:] = i
+        ticket = move()
+        _ = ticket.done
+        eventually(lambda: in_flight(pair) == 0)
+        assert ticket.done and np.array_equal(near, far)
+
+
+@pytest.mark.parametrize("verb", ["write", "read"])
+def test_threads_that_poll_and_threads_that_wait(pair, verb):
+    near, far, move = moved_by(pair, verb, SMALL)
+    with ThreadPoolExecutor(4) as threads:
+        for i in range(50):
+            far[:] = i
+            ticket = move()
+            polls = [threads.submit(eventually, lambda t=ticket: t.done) for _ in range(2)]
+            for other in [*polls, *(threads.submit(ticket.wait) for _ in range(2))]:
+                other.result(WAIT_S)
+            assert np.array_equal(near, far)
+
+
+def test_polling_finds_a_failure(pair):
+    _, far, move = moved_by(pair, "read", SMALL)
+    move().wait()
+    with pytest.raises(TransferError, match="region"):
+        ticket = pair.near.read(pair.peer, [(far.ctypes.data, 1 << 20, 8)])
+        eventually(lambda: ticket.done)
+        ticket.wait()
+
+
 @pytest.mark.parametrize("num_bytes", [SIZE, SEVERAL])
 @pytest.mark.parametrize("timeout_s", [0, 1e-4])
 def test_short_wait_timeout_leaves_transfer_running(pair, num_bytes, timeout_s):

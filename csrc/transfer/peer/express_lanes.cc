@@ -53,8 +53,8 @@ void ExpressLanes::add() {
   lanes_[number]->lane().connect_soon();
 }
 
-void ExpressLanes::drive(const Ticket& ticket, const Deadline& until) {
-  of(ticket).lane().drive(ticket, until);
+bool ExpressLanes::drive(const Ticket& ticket, const Deadline& until, bool polls) {
+  return of(ticket).lane().drive(ticket, until, polls);
 }
 
 void ExpressLanes::abandon(const Ticket& ticket, const ErrorReason& reason) {

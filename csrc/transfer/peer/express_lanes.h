@@ -47,7 +47,7 @@ class ExpressLanes {
   bool begin(const TicketRef& ticket, uint64_t max_piece_bytes);
 
   // On the express lane that has begun the ticket.
-  void drive(const Ticket& ticket, const Deadline& until);
+  bool drive(const Ticket& ticket, const Deadline& until, bool polls);
   void abandon(const Ticket& ticket, const ErrorReason& reason);
 
   void interrupt(const ErrorReason& reason);  // as Peer's

@@ -134,16 +134,19 @@ bool Lane::begin_in_caller(const TicketRef& ticket, uint64_t max_piece_bytes) {
   return true;
 }
 
-void Lane::drive(const Ticket& ticket, const Deadline& until) {
+bool Lane::drive(const Ticket& ticket, const Deadline& until, bool polls) {
   {
     const ProgressLock::Hold hold(progress_lock_, std::try_to_lock);
-    if (!hold) return queue_.wake_lead();  // who holds it may not continue it
-    if (posted_.empty()) return;           // it is done
-    const bool is_sooner = until.at() < ticket.deadline().at();
-    if (wait_ready(is_sooner ? until : ticket.deadline())) settle();
-    if (posted_.empty()) return;
+    if (hold) {
+      if (posted_.empty()) return false;  // it is done
+      const bool is_sooner = until.at() < ticket.deadline().at();
+      if (polls ? driven_->is_ready() : wait_ready(is_sooner ? until : ticket.deadline())) settle();
+      if (posted_.empty()) return false;
+      if (polls) return true;
+    }
   }
-  queue_.wake_lead();
+  queue_.wake_lead();  // who holds the lock may not continue it
+  return false;
 }
 
 // Whether settle() will not block.

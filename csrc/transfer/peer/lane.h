@@ -62,8 +62,9 @@ class Lane final : public Connected {
   // Has its thread connect, unless it is connected, in use, or could not a moment ago, or that
   // would cost another its connection.
   void connect_soon();
-  // Until it has ended, or `until`, or another thread continues it.
-  void drive(const Ticket& ticket, const Deadline& until);
+  // Until it has ended, or `until`, or another thread continues it. Returns whether none does yet:
+  // `polls`, its caller looks again, or the lane's thread does in a moment.
+  bool drive(const Ticket& ticket, const Deadline& until, bool polls);
 
   bool try_disconnect() override;
 

@@ -224,9 +224,14 @@ std::optional<Outcome> Peer::run(const Work& work, const Limit& limit) {
   return outcome;
 }
 
-void Peer::drive(const Ticket& ticket, const Deadline& until) {
-  if (ticket.express_lane()) return express_lanes_.drive(ticket, until);
-  if (!runs_in_caller()) return lanes_.front()->drive(ticket, until);
+bool Peer::drive(const Ticket& ticket, const Deadline& until, bool polls) {
+  if (ticket.express_lane()) return express_lanes_.drive(ticket, until, polls);
+  if (!runs_in_caller()) return lanes_.front()->drive(ticket, until, polls);
+  help(ticket, until);
+  return false;
+}
+
+void Peer::help(const Ticket& ticket, const Deadline& until) {
   const CallerInterrupts::Hold here(caller_interrupts_);
   const bool is_late = until.passed() || ticket.deadline().passed();
   if (!here || is_late) return queue_.wake_lead();

@@ -61,8 +61,8 @@ class Peer : public std::enable_shared_from_this<Peer> {
   TicketRef submit(Request request, const Deadline& deadline);
 
   // For a caller that waits for a ticket: continues what it has begun, or takes what was left to
-  // it.
-  void drive(const Ticket& ticket, const Deadline& until);
+  // it. `polls`: it does not wait, and looks again soon. Returns whether it is to call this then.
+  bool drive(const Ticket& ticket, const Deadline& until, bool polls);
 
   // See rpc_client.h. Connects if necessary.
   std::unique_ptr<RpcResponse> call(const RpcRequest& request, const Deadline& deadline) {
@@ -88,6 +88,7 @@ class Peer : public std::enable_shared_from_this<Peer> {
                                        std::vector<Range>& confirmed);
   std::optional<Outcome> run(const Work& work, const Limit& limit);
   bool begin_in_caller(const TicketRef& ticket, uint64_t max_piece_bytes);
+  void help(const Ticket& ticket, const Deadline& until);
   std::unique_ptr<Lane> make_express_lane(JobQueue& queue, const Lanes& alone, size_t number);
   void start_others();
   uint64_t max_piece_bytes(const Request& request) const;

@@ -21,7 +21,7 @@ Ticket::Ticket(std::weak_ptr<Peer> peer, std::string peer_name, Request request,
 
 bool Ticket::finished() {
   owner_.check("done", "ticket");
-  return wait_until(Deadline::after(0));
+  return wait_until(Deadline::after(0), /*polls=*/true);
 }
 
 bool Ticket::is_over() {
@@ -32,17 +32,19 @@ bool Ticket::is_over() {
 
 bool Ticket::wait(const Deadline& until) {
   owner_.check("wait", "ticket");
-  return wait_until(until);
+  return wait_until(until, /*polls=*/false);
 }
 
-// The first one that looks at it does this. What is not over afterwards is left to its lane.
-void Ticket::drive(const Deadline& until) {
+// The first one that waits for it does this. What is not over afterwards is left to its lane. Those
+// that poll may do it in turn: to wake the lane's thread would take longer than what is left.
+void Ticket::drive(const Deadline& until, bool polls) {
   if (!is_with_caller_.load(std::memory_order_relaxed) || !is_with_caller_.exchange(false)) return;
-  if (const auto peer = peer_.lock()) peer->drive(*this, until);
+  const auto peer = peer_.lock();
+  if (peer && peer->drive(*this, until, polls)) is_with_caller_ = true;
 }
 
-bool Ticket::wait_until(const Deadline& until) {
-  drive(until);
+bool Ticket::wait_until(const Deadline& until, bool polls) {
+  drive(until, polls);
   {
     std::unique_lock lock(mutex_);
     const auto at = std::min(until.at(), deadline_.at());
@@ -78,7 +80,7 @@ bool Ticket::cancel() {
 
 void Ticket::push_when_finished(std::shared_ptr<CompletionQueue> queue, uint64_t key) {
   owner_.check("await", "ticket");
-  drive(Deadline::after(0));
+  drive(Deadline::after(0), /*polls=*/false);
   const std::lock_guard lock(mutex_);
   if (finished_) {
     queue->push(key);

@@ -77,8 +77,8 @@ class Ticket {
               const std::vector<Range>& confirmed);
 
  private:
-  bool wait_until(const Deadline& until);
-  void drive(const Deadline& until);
+  bool wait_until(const Deadline& until, bool polls);
+  void drive(const Deadline& until, bool polls);
   void abandon(const ErrorReason& reason);
   void wait_finished();
 

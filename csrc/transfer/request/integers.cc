@@ -36,4 +36,18 @@ std::vector<uint64_t> non_negative(const char* op, const char* argument, const I
                                values.text(copy[i])));
 }
 
+bool take(const uint64_t* values, size_t num_values, const Integers& indices, uint64_t* taken) {
+  const auto take_each = [&](const auto* index) {
+    for (size_t i = 0; i < indices.count; ++i) {
+      const auto at = static_cast<uint64_t>(index[i]);  // of a negative one: huge
+      if (at >= num_values) return false;
+      taken[i] = values[at];
+    }
+    return true;
+  };
+  return indices.type == Integers::Type::kInt32
+             ? take_each(static_cast<const int32_t*>(indices.data))
+             : take_each(static_cast<const uint64_t*>(indices.data));
+}
+
 }  // namespace mk::transfer

@@ -29,4 +29,7 @@ std::vector<uint64_t> copy_of(const Integers& values);
 // Throws InvalidArgument naming the first that is negative.
 std::vector<uint64_t> non_negative(const char* op, const char* argument, const Integers& values);
 
+// taken[i] = values[indices[i]]. False: an index is not below num_values, or negative.
+bool take(const uint64_t* values, size_t num_values, const Integers& indices, uint64_t* taken);
+
 }  // namespace mk::transfer
