@@ -415,7 +415,8 @@ class nixl_agent:  # noqa: N801
             nixlNotFoundError: the remote agent was removed, or lost, since then.
         """
         op = "make_prepped_xfer"
-        self._check_backends(op, backends)
+        if backends:
+            self._check_backends(op, backends)
         near, far = side_of(op, local_xfer_side), side_of(op, remote_xfer_side)
         if near.remote is not None or (far.remote is None and far.devices is None):
             raise nixlInvalidParamError(
@@ -441,7 +442,8 @@ class nixl_agent:  # noqa: N801
     ) -> nixl_xfer_handle:
         """Return a transfer of all descriptors of two lists: see ``make_prepped_xfer``."""
         op = "initialize_xfer"
-        self._check_backends(op, backends)
+        if backends:
+            self._check_backends(op, backends)
         lists = as_xfer_descs(local_descs, None), as_xfer_descs(remote_descs, None)
         near = self._side(op, NIXL_INIT_AGENT, lists[0].getType(), lists[0].rows)
         far = self._side(op, _text(remote_agent), lists[1].getType(), lists[1].rows)
@@ -458,7 +460,7 @@ class nixl_agent:  # noqa: N801
             notif_msg: for this and later posts; empty: that of the handle.
 
         Returns:
-            ``DONE`` if it is over already, else ``PROC``.
+            ``DONE`` if it is over already, else ``PROC``. Over a network nobody has looked yet.
 
         Raises:
             nixlRepostActiveError: it is still running.
@@ -466,15 +468,15 @@ class nixl_agent:  # noqa: N801
             nixlBackendError: files cannot be notified; or as for ``check_xfer_state``.
         """
         job = job_of("transfer", handle)
-        if isinstance(job, MemoryTransfer) and not self.agent.remotes.knows(job.remote):
-            self.agent.remotes.get("transfer", job.remote.name)
+        remote = job.remote
+        if remote is not None and not remote.is_known:
+            self.agent.remotes.get("transfer", remote.name)
             raise nixlNotFoundError(
-                f"transfer: handle must be of an agent that is known, got {job.remote.name}, which "
+                f"transfer: handle must be of an agent that is known, got {remote.name}, which "
                 "was removed or lost since"
             )
         message = handle.message = notif_msg or handle.message
-        job.post(self.agent.sender.pieces("transfer", message) if message else [])
-        return job.state()
+        return job.post(self.agent.sender.pieces("transfer", message) if message else [])
 
     def check_xfer_state(self, handle: nixl_xfer_handle) -> str:
         """Return ``DONE``, ``PROC`` or ``ERR``. Does not block.
@@ -626,13 +628,14 @@ class nixl_agent:  # noqa: N801
         if far.devices is not None:
             job = self.agent.files.transfer(operation, near, far)
         else:
-            assert far.remote is not None
-            if not self.agent.remotes.knows(far.remote):
+            agent, remote = self.agent, far.remote
+            assert remote is not None
+            if not remote.is_known:
                 raise nixlNotFoundError(
                     f"{op}: remote_xfer_side must be of an agent that is known, got "
-                    f"{far.remote.name}, which was removed or lost since: prepare it again"
+                    f"{remote.name}, which was removed or lost since: prepare it again"
                 )
-            job = MemoryTransfer(self.agent.engine, operation, near, far, self.agent.remotes.lose)
+            job = MemoryTransfer(agent.engine, operation, near, far, remote, agent.remotes.lose)
         return nixl_xfer_handle(job, message)
 
     def _side(self, op: str, agent: str, kind: nixl_mem_t, rows: np.ndarray) -> Side:

@@ -192,7 +192,7 @@ class Files:
         Raises:
             nixlNotFoundError: a file is not registered any more, or its device is of another one.
         """
-        assert far.devices is not None
+        assert far.devices is not None and far.files is not None
         sizes = np.broadcast_to(np.asarray(near.sizes, np.uint64), near.addresses.shape)
         parts = []
         for device in np.unique(far.devices).tolist():
@@ -231,6 +231,7 @@ class FileTransfer:
     """Requests to files, one for each, which threads of a pool open and carry out."""
 
     backend_kind = nixl_mem_t.FILE_SEG
+    remote = None
 
     def __init__(
         self,
@@ -255,8 +256,8 @@ class FileTransfer:
         self._error: Exception | None = None
         self._begin_s = self._posted_s = self._end_s = 0.0
 
-    def post(self, pieces: list[bytes]) -> None:
-        """Start it.
+    def post(self, pieces: list[bytes]) -> str:
+        """Start it. Returns ``state()``, which raises a failure.
 
         Raises:
             nixlBackendError: it has a notification: a file cannot be notified.
@@ -280,6 +281,7 @@ class FileTransfer:
             else:
                 future.add_done_callback(functools.partial(self._drop_if_cancelled, part))
         self._posted_s = time.monotonic()
+        return self.state()
 
     def state(self) -> str:
         """``DONE``, ``PROC`` or ``ERR``; see ``MemoryTransfer.state``."""

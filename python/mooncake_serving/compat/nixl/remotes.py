@@ -48,15 +48,18 @@ class Remote:
     Attributes:
         name: of the agent.
         address: of its engine; empty if only its memory is known.
+        is_known: whether it was neither removed nor lost.
+        peer: what requests go to, once nothing waits for it any more; else None.
     """
 
     def __init__(self, engine: TransferEngine, name: str, address: str = "", machine: str = ""):
         self.name = name
         self.address = address
+        self.is_known = True
+        self.peer: Peer | None = None
         self._machine = machine
         self._engine = engine
         self._lock = threading.Lock()
-        self._peer: Peer | None = None
         self._is_opening = False
         self._is_closed = False
         self._waiting: deque[Request] = deque()
@@ -89,11 +92,11 @@ class Remote:
 
     def post(self, request: Request) -> None:
         """Start a request, now or when the peer is open."""
-        peer = self._peer  # set once nothing waits for it any more
+        peer = self.peer
         error: Exception | None = None
         if peer is None:
             with self._lock:
-                peer = self._peer
+                peer = self.peer
                 if peer is None and not self._is_closed:
                     try:
                         self._open_in_background()
@@ -110,14 +113,14 @@ class Remote:
     def connect(self) -> None:
         """Begin to open it."""
         with self._lock:
-            if self._peer is None and not self._is_closed:
+            if self.peer is None and not self._is_closed:
                 self._open_in_background()
 
     def close(self) -> None:
         """Fail what is requested from it, and disconnect. Idempotent."""
         with self._lock:
             self._is_closed = True
-            peer, self._peer = self._peer, None
+            peer, self.peer = self.peer, None
             waiting, self._waiting = self._waiting, deque()
         for request in waiting:
             request.fail(self._closed_error())
@@ -149,7 +152,7 @@ class Remote:
                 if not self._waiting:
                     self._is_opening = False
                     is_closed = self._is_closed
-                    self._peer = None if is_closed else peer
+                    self.peer = None if is_closed else peer
                     break
                 request = self._waiting.popleft()
             try:
@@ -216,6 +219,8 @@ class Remotes:
         """Forget an agent, if it is known, and disconnect."""
         with self._lock:
             remote = self._known.pop(name, None)
+            if remote is not None:
+                remote.is_known = False
         if remote is not None:
             remote.close()
 
@@ -225,6 +230,7 @@ class Remotes:
             if self._known.get(remote.name) is not remote:
                 return
             del self._known[remote.name]
+            remote.is_known = False
         _log.warning(
             "agent %s is lost, and must be added again: %s", shown(remote.name), shown(error)
         )
@@ -253,14 +259,12 @@ class Remotes:
         with self._lock:
             return self._known.get(name)
 
-    def knows(self, remote: Remote) -> bool:
-        """Whether it is still that one: it was neither removed nor lost."""
-        return self._known.get(remote.name) is remote
-
     def close(self) -> None:
         """Forget all."""
         with self._lock:
             remotes, self._known = self._known, {}
+            for remote in remotes.values():
+                remote.is_known = False
         for remote in remotes.values():
             remote.close()
 

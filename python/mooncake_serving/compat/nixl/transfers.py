@@ -1,17 +1,16 @@
 """Transfers between memory of agents, and the handles that callers hold of them."""
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from mooncake_kernels import config
-from mooncake_kernels.errors import TransferError
-from mooncake_kernels.transfer import Peer, Ticket, TransferEngine
+from mooncake_kernels.errors import InvalidArgument, TransferError
+from mooncake_kernels.transfer import Peer, Ticket, TransferEngine, take_addresses
 
 from . import dropped
 from .descriptors import nixl_mem_t
@@ -30,6 +29,7 @@ S_PER_BYTE = 1e-8  # that a transfer may take, in addition to the deadline: 100 
 # thread do that waits. One that polls would have to wake another thread, which takes longer.
 _MAX_COPIED_BYTES = 2 << 20
 _MAX_COPYING_S = 1e-3
+_WITHIN_MACHINE = ("local", "shm")
 _log = get_logger(__name__)
 
 
@@ -52,7 +52,7 @@ class nixlXferTelemetry:  # noqa: N801
     descCount: int = 0  # noqa: N815
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Side:
     """Descriptors of one side of transfers, checked.
 
@@ -61,7 +61,7 @@ class Side:
         addresses: ``[n]`` uint64; of files, offsets.
         sizes: ``[n]`` uint64 bytes, or one number if all are equal.
         devices: ``[n]`` uint64, of files; else None.
-        files: what they stood for when this was prepared.
+        files: what these stood for when this was prepared; None: it is of memory.
         remote: whose memory it is; None: the agent's own, as the local side.
     """
 
@@ -70,7 +70,7 @@ class Side:
     sizes: np.ndarray | int
     devices: np.ndarray | None = None
     remote: Remote | None = None
-    files: Mapping[int, Any] = field(default_factory=dict)
+    files: Mapping[int, Any] | None = None
 
     @classmethod
     def of(cls, kind: nixl_mem_t, rows: np.ndarray, remote: Remote | None) -> "Side":
@@ -115,30 +115,26 @@ class Side:
         Raises:
             nixlInvalidParamError: one is no integer or out of range.
         """
-        places = np.asarray(indices)
-        if places.ndim != 1 or (len(places) and places.dtype.kind not in "iu"):
-            raise nixlInvalidParamError(
-                f"{op}: {argument} must be [n] integers, got {indices!r:.80}"
-            )
-        count = len(self.addresses)
-        found = places.astype(np.int64, copy=False)
-        if len(found) and np.maximum.reduce(found.view(np.uint64)) >= count:  # or below 0
-            bad = int(np.argmax((places < 0) | (places >= count)))
-            raise nixlInvalidParamError(
-                f"{op}: {argument} must be from 0 to {count - 1}, got {places[bad]} at {bad}"
-            )
-        sizes = self.sizes if isinstance(self.sizes, int) else self.sizes[found]
-        devices = None if self.devices is None else self.devices[found]
-        return Side(self.kind, self.addresses[found], sizes, devices, self.remote, self.files)
+        try:
+            addresses = take_addresses(self.addresses, indices)
+            sizes = self.sizes
+            if not isinstance(sizes, int):
+                sizes = take_addresses(sizes, indices)
+            devices = None if self.devices is None else take_addresses(self.devices, indices)
+        except InvalidArgument as error:
+            text = str(error).removeprefix("take_addresses: indices")
+            raise nixlInvalidParamError(f"{op}: {argument}{text}") from None
+        return Side(self.kind, addresses, sizes, devices, self.remote, self.files)
 
 
 class Job(Protocol):
     """What a transfer handle holds: one direction, memory and a target."""
 
     backend_kind: nixl_mem_t
+    remote: Remote | None  # None: files
 
-    def post(self, pieces: list[bytes]) -> None:
-        """Start it, with a notification after the data."""
+    def post(self, pieces: list[bytes]) -> str:
+        """Start it, with a notification after the data. Returns ``state()``, or ``PROC``."""
 
     def state(self) -> str:
         """``DONE``, ``PROC`` or ``ERR``."""
@@ -155,40 +151,41 @@ class MemoryTransfer:
 
     backend_kind = nixl_mem_t.DRAM_SEG
 
+    # Until it is posted:
+    _state = ""
+    _pieces: Sequence[bytes] = ()
+    _notices: Sequence[Ticket] = ()  # of all pieces but the last, which goes with the data
+    _ticket: Ticket | None = None  # None: it waits for the peer to be opened
+    _error: Exception | None = None
+    _begin_s = _posted_s = _end_s = 0.0
+
     def __init__(
         self,
         engine: TransferEngine,
         operation: str,
         near: Side,
         far: Side,
+        remote: Remote,
         lost: Callable[[Remote, Exception], None],
     ):
-        assert far.remote is not None
-        self._move = engine.read_blocks if operation == "READ" else engine.write_blocks
         self._notify = engine.write
-        self._columns = (near.addresses, far.addresses, near.sizes)
-        self.remote = far.remote
+        self._move = engine.read_blocks if operation == "READ" else engine.write_blocks
+        self._columns = near.addresses, far.addresses, near.sizes
+        self.remote = remote
         self._lost = lost
-        count = len(near.addresses)
         sizes = near.sizes
-        self._num_bytes = sizes * count if isinstance(sizes, int) else int(sizes.sum())
-        self._deadline_s = config.current().deadline_s + self._num_bytes * S_PER_BYTE
-        is_of_hosts = near.kind == far.kind == nixl_mem_t.DRAM_SEG
-        self._may_copy = is_of_hosts and self._num_bytes <= _MAX_COPIED_BYTES
-        self._is_near = False  # whether the peer is on this machine
+        num_bytes = sizes * len(near.addresses) if isinstance(sizes, int) else int(sizes.sum())
+        self._num_bytes = num_bytes
+        is_of_hosts = near.kind is far.kind is nixl_mem_t.DRAM_SEG
+        self._may_copy = is_of_hosts and num_bytes <= _MAX_COPIED_BYTES
         self._lock = threading.Lock()  # between a thread that starts it, and one that ends it
-        self._pieces: list[bytes] = []
-        self._notices: list[Ticket] = []  # of all pieces but the last, which goes with the data
-        self._state = ""  # not posted
-        self._ticket: Ticket | None = None  # None: it waits for the peer to be opened
-        self._error: Exception | None = None
-        self._begin_s = self._posted_s = self._end_s = 0.0
 
-    def post(self, pieces: list[bytes]) -> None:
-        """Start it.
+    def post(self, pieces: list[bytes]) -> str:
+        """Start it. Returns ``state()``; of what was just sent to another machine ``PROC``.
 
         Raises:
             nixlRepostActiveError: it is still running.
+            nixlRemoteDisconnectError, nixlBackendError, ...: it has failed.
         """
         with self._lock:
             if self._state == "PROC" and self.state() == "PROC":
@@ -196,34 +193,50 @@ class MemoryTransfer:
                     "transfer: handle must not be active, it is still running"
                 )
             self._begin_s = time.monotonic()
-            self._pieces, self._notices, self._ticket, self._error = pieces, [], None, None
+            self._pieces, self._notices, self._ticket, self._error = pieces, (), None, None
             self._state = "PROC"
-        self.remote.post(self)
-        if self._may_copy and self._is_near and (ticket := self._ticket) is not None:
-            with contextlib.suppress(TimeoutError, TransferError):  # state() raises a failure
-                ticket.wait(_MAX_COPYING_S)
-        self._posted_s = time.monotonic()
+            peer = self.remote.peer
+            if peer is not None:
+                self._submit(peer)
+        state = None  # as far as it is known by now
+        if peer is None:
+            self.remote.post(self)
+        elif self._may_copy and (ticket := self._ticket) is not None:
+            state = "PROC"
+            if peer.transport in _WITHIN_MACHINE:
+                try:
+                    ticket.wait(_MAX_COPYING_S)
+                    state = "DONE"
+                except TimeoutError:
+                    pass
+                except TransferError as error:
+                    self._error = error
+        self._end_s = self._posted_s = time.monotonic()
+        if state is None or self._notices or self._error is not None:
+            return self.state()
+        if state == "DONE":
+            self._state = state
+        return state
 
     def start(self, peer: Peer) -> None:
         """Submit it."""
         with self._lock:
-            if self._state != "PROC":  # it was cancelled meanwhile
-                return
-            self._is_near = peer.transport in ("local", "shm")
-            try:
-                notify = None
-                if self._pieces:
-                    for piece in self._pieces[:-1]:
-                        self._notices.append(
-                            self._notify(peer, [], notify=piece, deadline_s=self._deadline_s)
-                        )
-                    notify = self._pieces[-1]
-                self._ticket = self._move(
-                    peer, *self._columns, deadline_s=self._deadline_s, notify=notify
-                )
-                self._end_s = time.monotonic()  # of one that is over when the call returns
-            except Exception as error:  # noqa: BLE001 - state() raises it, whatever it is
-                self._error = error
+            if self._state == "PROC":  # else it was cancelled meanwhile
+                self._submit(peer)
+                self._end_s = time.monotonic()  # of one that is over by now
+
+    def _submit(self, peer: Peer) -> None:
+        deadline_s = config.current().deadline_s + self._num_bytes * S_PER_BYTE
+        notify = None
+        try:
+            if self._pieces:
+                *others, notify = self._pieces
+                for piece in others:
+                    notice = self._notify(peer, [], notify=piece, deadline_s=deadline_s)
+                    self._notices = (*self._notices, notice)
+            self._ticket = self._move(peer, *self._columns, deadline_s=deadline_s, notify=notify)
+        except Exception as error:  # noqa: BLE001 - state() raises it, whatever it is
+            self._error = error
 
     def fail(self, error: Exception) -> None:
         """End it: the peer cannot be opened."""
@@ -244,11 +257,12 @@ class MemoryTransfer:
         if self._error is None:
             if ticket is None or not ticket.done:
                 return "PROC"
-            if not all(notice.done for notice in self._notices):
+            if self._notices and not all(notice.done for notice in self._notices):
                 return "PROC"
             try:
-                for one in (*self._notices, ticket):
-                    one.wait()
+                for notice in self._notices:
+                    notice.wait()
+                ticket.wait()
             except TransferError as failure:
                 self._error = failure
         if ticket is not None and ticket.ended_s is not None:
@@ -265,6 +279,8 @@ class MemoryTransfer:
 
     def cancel(self) -> None:
         """End it; local memory is no longer touched when this returns."""
+        if self._state != "PROC":
+            return
         with self._lock:
             was_active = self._state == "PROC"
             if was_active:
