@@ -203,6 +203,16 @@ def test_no_telemetry_unless_it_is_captured(near, monkeypatch):
         near.agent.get_xfer_telemetry(handles[1])
     monkeypatch.setenv("NIXL_TELEMETRY_ENABLE", "y")
     assert nixl_agent("told").agent.captures_telemetry
+    monkeypatch.setenv("NIXL_TELEMETRY_ENABLE", "no")
+    loud = nixl_agent_config(capture_telemetry=True)
+    assert not nixl_agent("told to be quiet", loud).agent.captures_telemetry
+    monkeypatch.setenv("NIXL_TELEMETRY_ENABLE", "")
+    assert nixl_agent("told nothing", loud).agent.captures_telemetry
+
+
+def test_wrong_argument_is_a_value_error():
+    with pytest.raises(ValueError, match="agent_name must be a text of 1 to 1024 bytes"):
+        nixl_agent("")
 
 
 def test_states_before_and_after(near):

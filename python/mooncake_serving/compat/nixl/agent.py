@@ -56,7 +56,8 @@ class nixl_agent_config:  # noqa: N801
         enable_prog_thread: no effect: transfers always progress by themselves.
         enable_listen_thread: no effect: metadata is passed by the caller.
         listen_port: no effect.
-        capture_telemetry: whether ``get_xfer_telemetry`` may be called.
+        capture_telemetry: whether ``get_xfer_telemetry`` may be called;
+            ``NIXL_TELEMETRY_ENABLE`` has the last word.
         num_threads: no effect; the setting ``transfer_lanes`` has one.
         backends: those to create; others with ``create_backend``.
         sync_mode: no effect: all calls are thread-safe.
@@ -517,13 +518,14 @@ class nixl_agent:  # noqa: N801
         """Return how a transfer went that is done.
 
         Raises:
-            nixlNoTelemetryError: the agent was created without ``capture_telemetry``, and
-                ``NIXL_TELEMETRY_ENABLE`` is not set.
+            nixlNoTelemetryError: ``NIXL_TELEMETRY_ENABLE`` is off, or is not set and the agent was
+                created without ``capture_telemetry``.
             nixlInvalidParamError: it is still running, or has failed.
         """
         if not self.agent.captures_telemetry:
             raise nixlNoTelemetryError(
-                "get_xfer_telemetry: the agent must be created with capture_telemetry"
+                "get_xfer_telemetry: the agent must be created with capture_telemetry, or "
+                "NIXL_TELEMETRY_ENABLE be on"
             )
         job = job_of("get_xfer_telemetry", handle)
         if (state := job.state()) != "DONE":

@@ -83,7 +83,7 @@ class nixlAgent:  # noqa: N801
                 f"nixl_agent: agent_name must be a text of 1 to 1024 bytes, got {name!r:.80}"
             )
         self.name = name
-        self.captures_telemetry = config.captureTelemetry or _is_on("NIXL_TELEMETRY_ENABLE")
+        self.captures_telemetry = _is_on("NIXL_TELEMETRY_ENABLE", config.captureTelemetry)
         try:
             self.engine = mk.TransferEngine(transports=transports_of())
         except (InvalidArgument, Unavailable, OSError) as error:
@@ -134,8 +134,10 @@ def _num_bytes(text: str) -> int:
         return 0
 
 
-def _is_on(variable: str) -> bool:
-    return os.environ.get(variable, "").lower() in ("1", "y", "yes", "true", "on")
+def _is_on(variable: str, otherwise: bool) -> bool:
+    """What a variable says; where it is not set, what the program says."""
+    value = os.environ.get(variable, "").lower()
+    return value in ("1", "y", "yes", "true", "on") if value else otherwise
 
 
 def _close(engine: mk.TransferEngine, remotes: Remotes, files: Files) -> None:

@@ -7,7 +7,7 @@ class nixlNotPostedError(Exception):  # noqa: N801
     """The transfer was not posted."""
 
 
-class nixlInvalidParamError(Exception):  # noqa: N801
+class nixlInvalidParamError(ValueError):  # noqa: N801
     """An argument is wrong; the message names it, what it must be, and what it was."""
 
 
@@ -48,7 +48,7 @@ class nixlCancelledError(Exception):  # noqa: N801
 
 
 class nixlNoTelemetryError(Exception):  # noqa: N801
-    """The agent was created without ``capture_telemetry``."""
+    """Telemetry is off, by ``NIXL_TELEMETRY_ENABLE`` or the agent's configuration."""
 
 
 # A peer that fails so is forgotten: its addresses belong to a process that is gone or unreachable.
