@@ -105,7 +105,7 @@ class StoreTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not ther
             self.cache_hit_source = HIT_SOURCES[scheme]
         # Addresses alone: no view of vLLM's memory outlives it. Jobs end before it does.
         rows = np.asarray(primary_kv_view)
-        self._base = rows.ctypes.data
+        self._base, self._num_chunks = rows.ctypes.data, len(rows)
         del rows
         self._store = TierStore(
             url, f"{_namespace(offloading_spec, self.block_size_bytes)} {namespace}"
@@ -191,6 +191,10 @@ class StoreTier(SecondaryTierManager):  # type: ignore[misc]  # vLLM is not ther
 
     def _submit(self, job: TransferJob, move: Callable[..., np.ndarray]) -> None:
         ids = np.asarray(job.chunk_ids, np.uint64)
+        if (ids >= self._num_chunks).any():  # an address of other memory
+            log.error("job %d: no chunk of vLLM's memory has id %d", job.job_id, ids.max())
+            self._end(job, list(job.keys), np.zeros(len(ids), bool), time.monotonic())
+            return
         self._start(self._run, job, move, self._base + ids * np.uint64(self.block_size_bytes))
 
     def _start(self, call: Callable[..., None], *arguments: Any) -> None:

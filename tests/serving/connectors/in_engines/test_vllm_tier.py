@@ -26,6 +26,7 @@ from vllm.v1.kv_offload.config import (
     OffloadingParallelConfig,
 )
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.kv_offload.tiering.base import TransferJob
 from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 from vllm.v1.kv_offload.tiering.manager import (
     CPUPrimaryTierOffloadingManager,
@@ -249,6 +250,25 @@ def test_failing_store_is_a_miss_and_releases_vllms_memory(tmp_path, monkeypatch
             engine.store(keys_of(number, number + 1), seed=number)
         assert engine.load(keys_of(0)) == [None]
         assert engine.tier._store.failures["store: OSError"] == 32
+
+
+@pytest.mark.parametrize("call", ["submit_store", "submit_load"])
+def test_job_on_a_chunk_outside_of_vllms_memory_fails_and_touches_none(tmp_path, call):
+    with Engine(f"shm:{tmp_path}/kv?size=4MiB") as engine:
+        engine.store(keys_of(1, 2), seed=1)
+        before = engine.rows.copy()
+        for ids in ([0, NUM_CHUNKS], [0, -1]):
+            keys = keys_of(1, 2) if call == "submit_load" else keys_of(3, 4)
+            context = engine.request("r")
+            job = TransferJob(7, keys, np.array(ids), call == "submit_load", context)
+            getattr(engine.tier, call)(job)
+            engine.tier.drain_jobs()
+            [result] = engine.tier.get_finished_jobs()
+            assert (result.job_id, result.success, result.transfer_bytes) == (7, False, 0)
+            assert not result.successful_keys
+            engine.manager.on_request_finished(context)
+        assert (engine.rows == before).all()
+        assert engine.load(keys_of(3, 4)) == [None, None]
 
 
 def test_load_that_ends_after_its_request_leaves_nothing(tmp_path):
