@@ -36,6 +36,7 @@ log = logging.getLogger("mooncake_serving.connectors.lmcache")
 OPTIONS = ("url", "namespace", "num_threads")
 NUM_THREADS = 2
 MAX_THREADS = 64
+MAX_FORMS = 16  # that are remembered of a model and group
 
 
 class StoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is not there
@@ -74,7 +75,8 @@ class StoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is no
         self._lookups = _Tasks(Bitmap)
         self._loads = _Tasks(Bitmap)
         self._ids = itertools.count()
-        self._forms: dict[tuple[str, int], str] = {}  # of the last objects, by model and group
+        # Of objects of a model and group, the last used last; an engine has one.
+        self._forms: dict[tuple[str, int], list[str]] = {}
         self._threads = ThreadPoolExecutor(num_threads, "mk-l2")
         self._is_closed = False
 
@@ -114,10 +116,15 @@ class StoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is no
         return self._loads.pop(task_id)
 
     def delete(self, keys: list[ObjectKey]) -> None:
-        """Remove objects of the forms that this server has seen."""
-        names = self._names(keys, [self._form_of(key, {}) for key in keys])
-        removed = self._store.remove_each(names).tolist()
-        if gone := [key for key, was_there in zip(keys, removed, strict=True) if was_there]:
+        """Remove objects, of the last forms that this server has seen."""
+        owners, forms = [], []
+        for key in keys:
+            seen = self._forms.get((key.model_name, key.object_group_id), [])
+            owners += [key] * len(seen)
+            forms += seen
+        removed = self._store.remove_each(self._names(owners, forms)).tolist()
+        gone = [key for key, was_there in zip(owners, removed, strict=True) if was_there]
+        if gone := list(dict.fromkeys(gone)):
             self._notify_keys_deleted(gone, [0] * len(gone))
 
     def get_usage(self) -> AdapterUsage:
@@ -179,7 +186,10 @@ class StoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is no
         """Names, addresses and sizes of objects; None if they are not in host memory."""
         forms = [_form_of(one.metadata) for one in objects]
         for key, form in zip(keys, forms, strict=True):
-            self._forms[key.model_name, key.object_group_id] = form
+            seen = self._forms.get((key.model_name, key.object_group_id), [])
+            if seen[-1:] != [form]:  # a new list: another thread may read the old one
+                others = [one for one in seen if one != form]
+                self._forms[key.model_name, key.object_group_id] = [*others, form][-MAX_FORMS:]
         try:
             addresses = [one.data_ptr for one in objects]
         except NotImplementedError as error:
@@ -191,7 +201,7 @@ class StoreL2Adapter(L2AdapterInterface):  # type: ignore[misc]  # LMCache is no
         """The form that an object must have: what LMCache says, or what the last one had."""
         if (layout := layouts.get(key.object_group_id)) is not None:
             return _form(layout.shapes, layout.dtypes)
-        return self._forms.get((key.model_name, key.object_group_id), "")
+        return self._forms.get((key.model_name, key.object_group_id), [""])[-1]
 
     def _names(self, keys: Sequence[ObjectKey], forms: Sequence[str]) -> list[str]:
         return [

@@ -198,10 +198,10 @@ def test_object_lost_between_lookup_and_load_is_a_miss(tmp_path):
 class Object:
     """Memory of one object."""
 
-    def __init__(self, seed=None):
+    def __init__(self, seed=None, shape=SHAPE):
         size = SHAPE.numel() * DTYPE.itemsize
         self.bytes = torch.zeros(size, dtype=torch.uint8) if seed is None else value_of(seed)
-        meta = MemoryObjMetadata(SHAPE, DTYPE, 0, size, 1, shapes=[SHAPE], dtypes=[DTYPE])
+        meta = MemoryObjMetadata(shape, DTYPE, 0, size, 1, shapes=[shape], dtypes=[DTYPE])
         self.object = TensorMemoryObj(self.bytes, meta, None)
 
 
@@ -261,6 +261,16 @@ def test_each_kind_of_task_has_an_event_of_its_own(adapter):
     assert 0 < used.total_bytes_used < used.total_capacity_bytes == 1 << 20
     adapter.delete(keys[:1])
     assert lookup(adapter, keys, {}) == [1]
+
+
+def test_objects_are_deleted_whatever_their_form(adapter):
+    forms, keys = [SHAPE, torch.Size([SHAPE.numel()])], keys_of(1, 2, 3)
+    for key, shape in zip(keys, [*forms, forms[0]], strict=True):
+        store(adapter, [key], [Object(1, shape)])
+    layouts = [{0: MemoryLayoutDesc([shape], [DTYPE])} for shape in forms]
+    assert [lookup(adapter, keys, layout) for layout in layouts] == [[0, 2], [1]]
+    adapter.delete(keys[:2])
+    assert [lookup(adapter, keys, layout) for layout in layouts] == [[2], []]
 
 
 def test_full_store_evicts_and_looked_up_objects_stay(adapter):
