@@ -131,7 +131,10 @@ class Job(Protocol):
     """What a transfer handle holds: one direction, memory and a target."""
 
     backend_kind: nixl_mem_t
-    remote: Remote | None  # None: files
+
+    @property
+    def remote(self) -> Remote | None:
+        """The peer; None: the target is files."""
 
     def post(self, pieces: list[bytes]) -> str:
         """Start it, with a notification after the data. Returns ``state()``, or ``PROC``."""
