@@ -19,6 +19,7 @@ IDLE_S = 2.0
 PROBE_S = 5.0
 MAX_TOLD = 500  # characters of an engine's error
 OURS = (401, 403)  # the router has another key than the engine
+BUSY = 429
 NOT_TAKEN = (400, 401, 403, 404, 405, 422)  # a change of role that was refused before it began
 NOT_IDLE = "not idle"  # by which SGLang says that the change may be asked for again
 GONE = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT}
@@ -49,6 +50,28 @@ class EngineRefused(Exception):
         self.status, self.body = status, body
         names = ("content-type", "retry-after")
         self.headers = {name: headers[name] for name in names if name in headers}
+
+    @property
+    def told(self) -> str:
+        """The beginning of its body."""
+        return self.body[:MAX_TOLD].decode(errors="replace")
+
+
+class EngineBusy(EngineFailed):
+    """An engine takes no more requests now.
+
+    Attributes:
+        refused: its answer, for the client if no other engine takes the request.
+    """
+
+    def __init__(self, instance: InstanceConfig, refused: EngineRefused):
+        super().__init__(instance, f"it takes no more requests: {refused.told}")
+        self.refused = refused
+
+
+def refusal_of(instance: InstanceConfig, refused: EngineRefused) -> EngineBusy | EngineRefused:
+    """Return what a refusal is to the router: of one that is busy, others may take the request."""
+    return EngineBusy(instance, refused) if refused.status == BUSY else refused
 
 
 class RoleRefused(Exception):
@@ -89,16 +112,18 @@ class Engines:
         """Send a call to an engine, and have its answer while the block runs.
 
         Raises:
-            EngineFailed: it is gone, or has failed, before or while it answered.
+            EngineFailed: it is gone or busy, or has failed, before or while it answered.
             EngineRefused: the request is wrong.
         """
-        url, headers = instance.url + call.path, {"X-Request-Id": call.attempt_id}
+        url, own = instance.url + call.path, {"X-Request-Id": call.attempt_id}
         try:
-            async with self._client.stream("POST", url, content=body, headers=headers) as answer:
+            async with self._client.stream("POST", url, content=body, headers=own) as answer:
                 if answer.status_code >= 400:
                     await answer.aread()
                     if answer.status_code < 500 and answer.status_code not in OURS:
-                        raise EngineRefused(answer.status_code, answer.headers, answer.content)
+                        status, headers = answer.status_code, answer.headers
+                        refused = EngineRefused(status, headers, answer.content)
+                        raise refusal_of(instance, refused)
                     what = f"HTTP {answer.status_code}: {answer.text[:MAX_TOLD]}"
                     raise EngineFailed(instance, what)
                 yield answer

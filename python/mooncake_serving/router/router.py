@@ -25,7 +25,15 @@ from mooncake_serving.http_api import (
 from .call import NO_JSON, Call, read_call
 from .config import InstanceConfig, RouterConfig
 from .decisions import DecisionLog, header_of
-from .engines import OURS, PROBE_S, EngineFailed, EngineRefused, Engines
+from .engines import (
+    OURS,
+    PROBE_S,
+    EngineBusy,
+    EngineFailed,
+    EngineRefused,
+    Engines,
+    refusal_of,
+)
 from .event_feed import EventFeed
 from .handoff import HANDOFFS, Transfer
 from .health import HealthWatch
@@ -228,12 +236,16 @@ class Router:
         lacking = self.health.lacking(call.model)
         without: set[int] = set()
         num_failed, failure = 0, ""
+        busy: dict[int, EngineRefused] = {}
         while num_failed < self.config.max_attempts and not client_left.done():
             call.num_attempts += 1
             placed = self.placement.place(call, adapter=adapter, without=without, lacking=lacking)
             if isinstance(placed, Decision):
                 may_hold = self.placement.may_hold(placed.request, lacking)
                 raise self._refusal(call, placed, failure, may_hold=may_hold)
+            if not busy.keys().isdisjoint((placed.prefill, placed.decode)):
+                self.placement.ended(placed)
+                break
             try:
                 await self._attempt(call, placed, client_left, reply)
                 return
@@ -242,7 +254,12 @@ class Router:
                 without.add(failed.instance)
                 num_failed += failed.has_failed
                 self._note_failure(failed)
-        if not client_left.done():
+                if isinstance(failed.error, EngineBusy):
+                    busy[failed.instance] = failed.error.refused
+        if busy and not client_left.done():
+            refused = [*busy.values()][-1]
+            await reply.whole(refused.status, refused.headers, refused.body)
+        elif not client_left.done():
             message = f"the request failed {num_failed} times: {failure}"
             raise ErrorAnswer(502, message, "engine_failed")
 
@@ -276,6 +293,8 @@ class Router:
             entry["outcome"] = "answered"
         except _AttemptFailed as failed:
             entry["outcome"] = f"failed: {failed.error}"
+            if isinstance(failed.error, EngineBusy):
+                failed.error.refused.headers["x-mooncake-decision"] = header_of(entry)
             if not reply.status:
                 raise
             logger.warning("a stream has ended early: %s", failed.error)
@@ -572,7 +591,8 @@ def _error_in(part: bytes, instance: InstanceConfig) -> EngineFailed | EngineRef
     except NO_JSON:
         status = None
     if isinstance(status, int) and 400 <= status < 500 and status not in OURS:
-        return EngineRefused(status, {"content-type": "application/json"}, event)
+        refused = EngineRefused(status, {"content-type": "application/json"}, event)
+        return refusal_of(instance, refused)
     return EngineFailed(instance, part[:500].decode(errors="replace").strip())
 
 

@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 
         silence_uvicorn()
         raise_file_limit()
-        worker = Worker(partial(make_engine, options, model, publisher))
+        worker = Worker(partial(make_engine, options, model, publisher), options.max_waiting)
         del model  # a pipeline keeps a part of it
         app = make_app(served, worker, fail)
         address = listening.getsockname()

@@ -55,6 +55,9 @@ class EngineMetrics(Collector):
             ("kv_transfer_failures", "prompts that were not handed over", counts.failed_transfers),
         ):
             yield CounterMetricFamily(f"vllm:{name}", text, value)
+        yield CounterMetricFamily(
+            "mooncake_engine_refusals", "requests that found the queue full", counts.refused
+        )
         finished = CounterMetricFamily(
             "vllm:request_success", "requests that ended, by reason", labels=["finished_reason"]
         )

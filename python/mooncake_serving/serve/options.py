@@ -172,6 +172,11 @@ def _add_engine_options(parser: Any) -> None:
         help="computed at once by each engine (default: 64)",
     )  # fmt: skip
     parser.add_argument(
+        "--max-waiting", type=count, default=1024, metavar="N",
+        help="requests that compute nothing yet at an engine, which refuses others with 429 "
+        "(default: 1024)",
+    )  # fmt: skip
+    parser.add_argument(
         "--chunk-tokens", type=count, default=128, metavar="N",
         help="of one prompt in one step (default: 128)",
     )  # fmt: skip

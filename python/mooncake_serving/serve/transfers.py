@@ -69,11 +69,6 @@ class Transfers(Closeable):
         """Whether anything is under way, so that ``poll`` may return something."""
         return bool(self._held or self._fetched)
 
-    @property
-    def num_fetching(self) -> int:
-        """Count the requests whose prompts are on their way here."""
-        return len(self._fetched)
-
     def offer(self, job: Job, send: Send) -> None:
         """Let another engine ask for a prompt that is going to be computed here.
 

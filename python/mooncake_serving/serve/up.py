@@ -18,8 +18,8 @@ from .children import default_threads
 from .cluster import LOOK_S, LocalCluster
 
 ENGINE_OPTIONS = (
-    "model", "name", "device", "dtype", "num_blocks", "block_size", "max_requests", "chunk_tokens",
-    "store",
+    "model", "name", "device", "dtype", "num_blocks", "block_size", "max_requests", "max_waiting",
+    "chunk_tokens", "store",
 )  # fmt: skip
 OF_RAY = ("ray_address", "num_cpus", "num_gpus")
 

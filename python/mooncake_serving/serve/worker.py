@@ -18,7 +18,7 @@ from mooncake_serving.engine.batching import OnStep
 from mooncake_serving.engine.errors import WorkerFailed
 from mooncake_serving.engine.pipeline import StageGroup
 from mooncake_serving.engine.request import Request
-from mooncake_serving.http_api import ErrorAnswer, invalid
+from mooncake_serving.http_api import ErrorAnswer, invalid, overloaded
 
 from .job import TRANSFER, Fetch, Job, Send
 from .stored_blocks import NotLoaded, StoredBlocks
@@ -33,13 +33,14 @@ Output = TokenOutput | ErrorAnswer
 
 @dataclass
 class Counts:
-    """Totals, written by the engine's thread."""
+    """Totals, written by the engine's thread, ``refused`` under the worker's lock."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0  # of those
     generated_tokens: int = 0
     finished: Counter[str] = field(default_factory=Counter)  # requests, by reason
     failed_transfers: int = 0
+    refused: int = 0  # requests that found the queue full
     num_free_blocks: int = 0  # a moment ago
 
 
@@ -65,6 +66,7 @@ class Worker(Closeable):
     Args:
         make: makes the engine and what belongs to it; called with what the engine is to call as
             ``on_step``. Nothing else uses them.
+        max_waiting: requests that compute nothing yet, beyond which others are refused.
 
     Attributes:
         engine, transfers, stored: to be read: configuration and counts.
@@ -72,15 +74,16 @@ class Worker(Closeable):
         is_alive: whether jobs are computed, and submitted ones will be.
     """
 
-    def __init__(self, make: Callable[[OnStep], Parts]):
+    def __init__(self, make: Callable[[OnStep], Parts], max_waiting: int):
         self.engine, self.transfers, self.stored, self._group = make(self._hooks)
         self.counts = Counts(num_free_blocks=self.engine.allocator.num_free)
-        self.is_alive = False
+        self.is_alive, self._max_waiting = False, max_waiting
         self._counted_s = 0.0
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._to_reserve: deque[Job] = deque()  # whose blocks are filled before they run
         self._loading: set[Job] = set()  # whose prompts are looked for in the store
         self._unfinished: set[Job] = set()  # wherever they are
+        self._waiting: set[Job] = set()  # those of them that compute nothing yet
         self._lock = threading.Lock()  # of these, and whether there may be more
         self._ids: dict[Job, int] = {}  # of those in the engine
         self._jobs: dict[int, Job] = {}
@@ -102,22 +105,31 @@ class Worker(Closeable):
 
     @property
     def num_waiting(self) -> int:
-        """Count the requests that have no blocks, or whose prompts are on their way."""
-        num_fetching = 0 if self.transfers is None else self.transfers.num_fetching
-        num_on_their_way = num_fetching + len(self._loading)
-        return len(self._to_reserve) + num_on_their_way + self.engine.num_waiting
+        """Count the requests that compute nothing yet: most have no blocks."""
+        return len(self._waiting)
 
     def submit(self, job: Job) -> None:
         """Queue a job: it gets all of its outputs, or an error in their place.
 
         Raises:
-            ErrorAnswer: the thread has ended.
+            ErrorAnswer: the thread has ended, or too many requests wait.
         """
         with self._lock:
             if not self.is_alive:
                 raise ErrorAnswer(503, "the engine has ended", "no_engine")
-            self._unfinished.add(job)
-        self._commands.put(lambda: self._begin(job))
+            is_full = len(self._waiting) >= self._max_waiting
+            if is_full:
+                self.counts.refused += 1
+            else:
+                self._unfinished.add(job)
+                self._waiting.add(job)
+        if not is_full:
+            self._commands.put(lambda: self._begin(job))
+            return
+        if isinstance(job.transfer, Fetch):
+            self._commands.put(partial(self._release, job.transfer))
+        most = self._max_waiting
+        raise overloaded(f"{most} requests wait, and no more are queued (--max-waiting)")
 
     def end(self, job: Job, reason: str) -> None:
         """End a job now and free its blocks; one that has ended is ignored."""
@@ -251,8 +263,8 @@ class Worker(Closeable):
         except OutOfBlocks:
             return False
         except InvalidArgument as error:
-            if self.transfers is not None and isinstance(job.transfer, Fetch):
-                self.transfers.release(job.transfer)
+            if isinstance(job.transfer, Fetch):
+                self._release(job.transfer)
             self._refuse(job, error)
             return True
         size = self.engine.cache.block_size
@@ -280,13 +292,18 @@ class Worker(Closeable):
             what = f"an object whose transfer can be asked for: {error}"
             self._fail(job, invalid(TRANSFER, what))
 
+    def _release(self, fetch: Fetch) -> None:
+        """Tell the engine that has prefilled a prompt that it is not asked for."""
+        assert self.transfers is not None, "others get no such requests"
+        self.transfers.release(fetch)
+
     def _drop(self, job: Job, reason: str) -> None:
         """End a job wherever it is, and free its blocks; ignored if it has ended."""
         transfers, request_id = self.transfers, self._ids.pop(job, None)
         if job in self._to_reserve:
             self._to_reserve.remove(job)
-            if transfers is not None and isinstance(job.transfer, Fetch):
-                transfers.release(job.transfer)
+            if isinstance(job.transfer, Fetch):
+                self._release(job.transfer)
         elif job in self._loading:
             self._loading.remove(job)
         elif request_id is not None:
@@ -305,6 +322,7 @@ class Worker(Closeable):
         before, sent = [], []
         for request, num_tokens in work:
             job = self._jobs[request.request_id]
+            self._waiting.discard(job)
             if not isinstance(job.transfer, Fetch):  # of those it is known since they have blocks
                 job.num_cached_tokens = request.num_cached_tokens
             if isinstance(job.transfer, Send):
@@ -337,6 +355,8 @@ class Worker(Closeable):
         if isinstance(job.transfer, Send) and self.transfers is not None:
             self.transfers.pause(job.transfer)
         self._loading.add(job)
+        with self._lock:
+            self._waiting.add(job)
 
     def _finished(self, job: Job, reason: str) -> None:
         del self._jobs[self._ids.pop(job)]
@@ -375,6 +395,7 @@ class Worker(Closeable):
         self.counts.finished[reason] += 1
         with self._lock:
             self._unfinished.discard(job)
+            self._waiting.discard(job)
         if self.stored is not None:
             self.stored.ended(job)
 

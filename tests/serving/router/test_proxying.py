@@ -287,3 +287,21 @@ def test_requests_beyond_the_limit_are_refused(cluster):
     engines["both"].gate.set()
     asking.join()
     eventually(lambda: router.complete("abc").status_code == 200)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+def test_request_that_a_busy_engine_refuses_goes_to_another_one(cluster, role, stream):
+    router, engines = cluster(APART)
+    busy, other = engines[f"{role}-0"], engines[f"{role}-1"]
+    busy.fail_with = 429
+    for index in range(4):
+        assert router.complete(f"prompt {index}", stream=stream).status_code == 200
+    assert router.metric("mooncake_router_failed_attempts_total") == len(busy.calls) > 0
+    other.fail_with = 429
+    answer = router.complete("abc", stream=stream)
+    assert answer.status_code == 429 and answer.json()["error"]["message"] == "it broke"
+    assert "x-mooncake-decision" in answer.headers
+    assert router.router._num_requests == 0 and not router.router.placement._open
+    busy.fail_with = other.fail_with = 0
+    assert router.complete("abc", stream=stream).status_code == 200

@@ -105,7 +105,8 @@ class EngineServer:
         if events:
             endpoint = "tcp://127.0.0.1:0"
             self.publisher = EventPublisher(endpoint, replay_endpoint=endpoint)
-        self.worker = Worker(partial(make_engine, options, model, self.publisher))
+        make = partial(make_engine, options, model, self.publisher)
+        self.worker = Worker(make, options.max_waiting)
         self.server = HttpServer(make_app(served, self.worker, lambda: None))
         self.url = self.server.url
         self.client = httpx.Client(base_url=self.url, timeout=WAIT_S)
