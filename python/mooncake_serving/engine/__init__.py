@@ -23,7 +23,7 @@ with needed_from("serving", __name__):
     from .llama import LayerHooks, Llama
     from .loader import find_model, load_model
     from .request import FinishReason, Generation, PrefillChunk, Prefilled, TokenOutput
-    from .reuse import Reuse, SemanticPrefill
+    from .reuse import Filled, Reuse, SemanticPrefill
     from .sampling import SamplingParams
     from .semantic_cache import SemanticCache
     from .tokenizer import TextStream, Tokenizer
@@ -33,6 +33,7 @@ __all__ = [
     "BlockAllocator",
     "Chunk",
     "Engine",
+    "Filled",
     "FinishReason",
     "Generation",
     "InvalidModel",

@@ -84,6 +84,11 @@ class BlockAllocator:
     def keep(self, token_ids: Sequence[int], block_ids: Sequence[int]) -> None:
         """Note what blocks contain, for requests that begin alike; here it is forgotten."""
 
+    def mark_approximate(self, block_ids: Sequence[int]) -> None:
+        """Note that allocated blocks are to hold keys and values that ``keep`` must not keep: nor
+        those behind them, which are computed from these. Forgotten when they are free again.
+        """
+
     def share(self, block_ids: Iterable[int]) -> None:
         """Add a holder to each block; it takes one more ``free`` to free it.
 

@@ -64,6 +64,7 @@ class CachingAllocator(BlockAllocator):
         super().__init__(num_blocks)
         self._block_size = as_positive("CachingAllocator", "block_size", block_size)
         self._kept: OrderedDict[int, _Kept] = OrderedDict()  # by name, least recently used first
+        self._approximate: set[int] = set()  # blocks, until they are allocated again
         self.on_change: OnChange | None = None
 
     @property
@@ -85,7 +86,9 @@ class CachingAllocator(BlockAllocator):
         num_blocks = as_integer("allocate", "num_blocks", num_blocks)
         if len(self._free) < num_blocks <= self.num_free:
             self._give_up(num_blocks - len(self._free))
-        return super().allocate(num_blocks, into)
+        block_ids = super().allocate(num_blocks, into)
+        self._approximate.difference_update(block_ids)
+        return block_ids
 
     def allocate_for(self, token_ids: Sequence[int], num_blocks: int, into: list[int]) -> int:
         """Take the blocks of a request, of which the first may be kept ones of its beginning.
@@ -114,14 +117,15 @@ class CachingAllocator(BlockAllocator):
         return len(hits) * self._block_size
 
     def keep(self, token_ids: Sequence[int], block_ids: Sequence[int]) -> None:
-        """Keep the full blocks of a sequence for those that begin alike.
+        """Keep the full blocks of a sequence for those that begin alike, up to one that is marked.
 
         Args:
             token_ids: whose keys and values are in the blocks, and will not change.
             block_ids: allocated ones, in order, at least enough.
         """
-        size = self._block_size
-        names = mk.block_hashes(token_ids, size).tolist()
+        size, marked = self._block_size, self._approximate
+        num_exact = next((i for i, one in enumerate(block_ids) if one in marked), len(block_ids))
+        names = mk.block_hashes(token_ids[: num_exact * size], size).tolist()
         first = next((i for i, name in enumerate(names) if name not in self._kept), len(names))
         new = [i for i in range(first, len(names)) if names[i] not in self._kept]
         self.share(block_ids[i] for i in new)
@@ -135,6 +139,10 @@ class CachingAllocator(BlockAllocator):
             parent = names[first - 1] if first else None
             blocks = tuple(self._kept[name].block_id for name in names[first:])
             self.on_change(KeptBlocks(tuple(names[first:]), blocks, parent, tokens))
+
+    def mark_approximate(self, block_ids: Sequence[int]) -> None:
+        """See ``BlockAllocator``."""
+        self._approximate.update(block_ids)
 
     def _find(self, token_ids: Sequence[int]) -> list[int]:
         """Return the names of the kept blocks that a prompt begins with."""

@@ -133,7 +133,8 @@ class Engine(BatchingEngine):
     ) -> tuple[Prefilled, tuple[int, ...]]:
         """Compute a prompt over keys and values that others like it left in its blocks.
 
-        Approximate: tokens that are not recomputed keep what is there. The blocks then hold a mix.
+        Approximate: tokens that are not recomputed keep what is there. The blocks then hold a mix,
+        and are not kept for others, with ``keep_prefixes``.
 
         Args:
             prompt_tokens: the prompt.
@@ -159,6 +160,9 @@ class Engine(BatchingEngine):
             refuse(op, "recompute", "a Recompute", recompute)
         num_blocks = self.cache.num_blocks_for(request.num_prompt_tokens)
         request.block_ids = self.held(op, block_ids, num_blocks)
+        if bool(is_reused.any()):
+            first = request.num_computed // self.cache.block_size
+            self.allocator.mark_approximate(request.block_ids[first:])
         return run_selective_prefill(self.model, self.cache, request, is_reused, recompute)
 
     def reserve(self, num_prompt_tokens: int, params: SamplingParams = GREEDY) -> list[int]:

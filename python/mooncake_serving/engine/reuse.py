@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+
 from .request import Prefilled
 
 
@@ -20,6 +22,24 @@ class Reuse:
     def is_approximate(self) -> bool:
         """Tell whether some keys and values are another token's or another context's."""
         return self.computed_by_layer[-1] < self.computed_by_layer[0]
+
+
+class Filled(NamedTuple):
+    """What a prompt's blocks have of its keys and values, before it is computed.
+
+    Attributes:
+        num_exact_tokens: the first ones, which have exact ones.
+        is_reused: bool ``[num_tokens - num_exact_tokens]``, which of the others have those of a
+            counterpart, see ``Engine.prefill_selected``; None: none has.
+    """
+
+    num_exact_tokens: int
+    is_reused: torch.Tensor | None
+
+    @property
+    def num_matched_tokens(self) -> int:
+        """Count the tokens with a counterpart."""
+        return 0 if self.is_reused is None else int(self.is_reused.sum())
 
 
 class SemanticPrefill(NamedTuple):

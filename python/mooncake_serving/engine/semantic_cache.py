@@ -16,7 +16,7 @@ from .prefill import check_prompt
 from .request import Prefilled
 from .retained_blocks import RetainedBlocks
 from .retained_prompts import RetainedPrompts
-from .reuse import Reuse, SemanticPrefill
+from .reuse import Filled, Reuse, SemanticPrefill
 from .sampling import SamplingParams
 
 Keep = Literal["no", "exact", "any"]
@@ -166,6 +166,47 @@ class SemanticCache:
             self.engine.release(done.block_ids)
             raise
 
+    def fill(
+        self, prompt_tokens: Sequence[int], block_ids: Sequence[int], num_cached_tokens: int = 0
+    ) -> Filled:
+        """Copy what a kept prompt has for a prompt into its blocks, if that leaves less to compute.
+
+        It is what ``prefill`` does before it computes, for callers with blocks of their own. They
+        go on with ``Engine.prefill_selected`` and ``recompute``, or where no token has a
+        counterpart, as behind any cached prefix.
+
+        Args:
+            prompt_tokens: the prompt.
+            block_ids: allocated blocks for all of it.
+            num_cached_tokens: how many of its first tokens have exact keys and values there, in
+                whole blocks, which are not written to.
+
+        Raises:
+            InvalidArgument: see ``Engine.prefill_selected``.
+        """
+        op = "SemanticCache.fill"
+        tokens = check_prompt(op, prompt_tokens, self.engine.model)
+        num_cached, size = num_cached_tokens, self.engine.cache.block_size
+        if not 0 <= num_cached < len(tokens) or num_cached % size:
+            wanted = f"whole blocks of {size}, less than the prompt's {len(tokens)} tokens"
+            refuse(op, "num_cached_tokens", wanted, num_cached)
+        held = self.engine.held(op, block_ids, self.engine.cache.num_blocks_for(len(tokens)))
+        sources, _ = self._sources(tokens, num_cached)
+        best = min(sources, key=self._num_computed, default=None)
+        if best is None or self._num_computed(best) >= len(tokens) - num_cached:
+            return Filled(num_cached, None)
+        index = best.index.clone()
+        index[:num_cached] = -1
+        prompt = self._prompts.use(best.prompt_id)
+        self._prompts.blocks.rearrange(prompt.block_ids, index, held)
+        is_reused = best.is_reused
+        return Filled(best.num_exact_tokens, is_reused if bool(is_reused.any()) else None)
+
+    def fits(self, num_tokens: int) -> bool:
+        """Tell whether a prompt of so many tokens can be kept."""
+        blocks = self._prompts.blocks
+        return blocks.num_blocks_for(num_tokens) <= blocks.num_blocks
+
     def keep(self, prompt_tokens: Sequence[int], block_ids: Sequence[int]) -> int:
         """Keep a prompt that was computed exactly, such as by ``Engine.prefill``.
 
@@ -202,21 +243,29 @@ class SemanticCache:
         self._prompts.forget(prompt_id)
 
     def _prefill(self, tokens: list[int], params: SamplingParams) -> tuple[Prefilled, Reuse]:
-        match = self._prompts.find(tokens) if len(tokens) >= self.min_tokens else None
-        similarity = 0.0 if match is None else match.similarity
-        sources = [self._exact_source(tokens)]  # first: of equals, the one that is exact
-        if match is not None and similarity >= self.threshold:
-            sources.append(self._similar_source(match, tokens))
-        usable = [source for source in sources if source and bool((source.index >= 0).any())]
-        if usable:
-            best = min(usable, key=self._num_computed)
+        sources, similarity = self._sources(tokens, 0)
+        if sources:
+            best = min(sources, key=self._num_computed)
             return self._prefill_from(best, similarity, tokens, params)
         done = self.engine.prefill(tokens, params)
         computed = (len(tokens),) * self._num_layers
         return done, Reuse(None, similarity, 0, 0, computed)
 
-    def _exact_source(self, tokens: list[int]) -> _Source | None:
-        """Return the longest shared beginning; None if a block, or a short prompt, is not shared.
+    def _sources(self, tokens: list[int], num_cached: int) -> tuple[list[_Source], float]:
+        """Return the kept prompts that may be reused, of equals the exact one first; and how
+        similar the most similar one is.
+        """
+        match = self._prompts.find(tokens) if len(tokens) >= self.min_tokens else None
+        similarity = 0.0 if match is None else match.similarity
+        sources = [self._exact_source(tokens, num_cached)]
+        if match is not None and similarity >= self.threshold:
+            sources.append(self._similar_source(match, tokens, num_cached))
+        usable = [source for source in sources if source and bool((source.index >= 0).any())]
+        return usable, similarity
+
+    def _exact_source(self, tokens: list[int], num_cached: int) -> _Source | None:
+        """Return the longest shared beginning; None if, behind what is cached, a block, or a short
+        prompt, is not shared.
 
         Nearly all prompts share the first few tokens of a template: copying these costs more than
         it saves, and would make some prompt the most recently used.
@@ -226,15 +275,16 @@ class SemanticCache:
             return None
         prompt_id, num_shared = found
         num_exact = min(num_shared, len(tokens) - 1)
-        if num_exact < min(self.engine.cache.block_size, len(tokens) - 1):
+        least = min(self.engine.cache.block_size, len(tokens) - 1 - num_cached)
+        if num_exact < num_cached + least:
             return None
         index = torch.arange(len(tokens), device=self.engine.model.device)
         index[num_exact:] = -1
         return _Source(prompt_id, num_exact, index)
 
-    def _similar_source(self, match: Match, tokens: list[int]) -> _Source:
+    def _similar_source(self, match: Match, tokens: list[int], num_cached: int) -> _Source:
         num_shared = self._prompts.num_shared_tokens(match.prompt_id, tokens)
-        num_exact = min(num_shared, len(tokens) - 1)
+        num_exact = max(num_cached, min(num_shared, len(tokens) - 1))
         index = match.index.clone()
         index[:num_exact] = torch.arange(num_exact, device=index.device)
         return _Source(match.prompt_id, num_exact, index)
@@ -283,6 +333,6 @@ class SemanticCache:
 
     def _check_fits(self, op: str, tokens: Sequence[int]) -> None:
         blocks = self._prompts.blocks
-        if blocks.num_blocks_for(len(tokens)) > blocks.num_blocks:
+        if not self.fits(len(tokens)):
             wanted = f"of at most {blocks.num_blocks} blocks, those for kept prompts"
             refuse(op, "prompt_tokens", wanted, f"{len(tokens)} tokens")

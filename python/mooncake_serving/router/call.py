@@ -22,6 +22,7 @@ OF_TEMPLATE = (
 )  # fmt: skip
 # What only the router tells an engine.
 OF_ROUTER = ("kv_transfer_params", "bootstrap_host", "bootstrap_port", "bootstrap_room")
+REUSE, SEMANTIC = "kv_reuse", "semantic"  # an entry of our engine's, and its value
 NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding raises
 _decoder = msgspec.json.Decoder(dict[str, Any])
 
@@ -62,6 +63,11 @@ class Call:
     def priority(self) -> int:
         """vLLM's: the lower, the sooner."""
         return self.body.get("priority") or 0
+
+    @property
+    def is_semantic(self) -> bool:
+        """Whether an engine may compute its prompt from a similar one's KV, which approximates."""
+        return self.body.get(REUSE) == SEMANTIC
 
     @property
     def num_samples(self) -> int:

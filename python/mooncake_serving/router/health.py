@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mooncake_serving.http_api import ErrorAnswer
+from mooncake_serving.conductor import Role
+from mooncake_serving.http_api import ErrorAnswer, invalid
 
+from .call import REUSE, SEMANTIC
 from .config import RouterConfig
 from .engines import EngineFailed, Engines
 from .handoff import HANDOFFS
@@ -82,11 +84,15 @@ class HealthWatch:
             self._lost(instance, self._placement.failed(instance))
 
     def models(self) -> list[dict[str, Any]]:
-        """Return the cards of what the engines serve, as the first that has each describes it."""
+        """Return the cards of what the engines serve, as the first that has each describes it, but
+        with all that engines take as ``kv_reuse``.
+        """
         cards: dict[str, dict[str, Any]] = {}
         for seen in self._seen.values():
             for card in seen.cards:
-                cards.setdefault(card["id"], card)
+                known = cards.setdefault(card["id"], card)
+                if _lists(card, REUSE, SEMANTIC) and not _lists(known, REUSE, SEMANTIC):
+                    cards[card["id"]] = known | {REUSE: card[REUSE]}
         return [*cards.values()]
 
     def adapter_of(self, model: str) -> str:
@@ -106,13 +112,33 @@ class HealthWatch:
             raise ErrorAnswer(404, what, "model_not_found", "model")
         return ""
 
-    def lacking(self, model: str) -> set[int]:
-        """Return which engines have said what they serve, and a model is not among that."""
-        return {
+    def lacking(self, model: str, *, is_semantic: bool = False) -> set[int]:
+        """Return which engines cannot serve a request: they have said what they serve, and its
+        model is not among that; or they have not said that they take what it asks for.
+
+        Raises:
+            ErrorAnswer: engines have said what they take, and none can compute its prompt so.
+        """
+        lacking = {
             number
             for number, seen in self._seen.items()
             if seen.cards and all(card["id"] != model for card in seen.cards)
         }
+        if not is_semantic:
+            return lacking
+        prefill = {number for number, one in self._instances.items() if one.role & Role.PREFILL}
+        for number, seen in self._seen.items():
+            name = REUSE if number in prefill else f"received_{REUSE}"
+            if not any(_lists(card, name, SEMANTIC) for card in seen.cards):
+                lacking.add(number)
+        if prefill and lacking >= prefill and any(seen.cards for seen in self._seen.values()):
+            raise invalid(REUSE, "exact: no engine has --semantic-blocks, got 'semantic'")
+        return lacking
+
+    def reuse_of(self, number: int) -> list[str]:
+        """Return what an engine takes as ``kv_reuse``, besides "exact"."""
+        seen = self._seen.get(number, _Seen())
+        return [SEMANTIC] if any(_lists(card, REUSE, SEMANTIC) for card in seen.cards) else []
 
     def engine_id(self, instance: int) -> str:
         """Return what an engine's bootstrap server calls it; "": it was not asked."""
@@ -167,3 +193,9 @@ class HealthWatch:
             self._placement.recovered(number, load.capacity_tokens if load else 0)
             logger.info("%s is up: %s", instance.name, seen.cards[0]["id"])
         self._placement.reported(number, load)
+
+
+def _lists(card: dict[str, Any], name: str, value: str) -> bool:
+    """Whether an entry of a card is a list with a value; engines may answer anything."""
+    entry = card.get(name)
+    return isinstance(entry, list) and value in entry

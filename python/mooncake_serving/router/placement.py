@@ -66,7 +66,7 @@ class Placed:
         decision: the last one about it.
         sent_s: when its prefill was sent.
         lacking: engines that do not serve its model.
-        is_guessed: whether its tokens are not known, and so tell nothing of the costs.
+        tells_costs: whether its tokens are known, and all of them are computed or cached.
         is_prefilled: whether its prefill is over.
         is_held: whether the conductor has reserved something for it.
         num_samples: requests that it is where it generates.
@@ -77,7 +77,7 @@ class Placed:
     decision: Decision
     sent_s: float
     lacking: Collection[int] = ()
-    is_guessed: bool = False
+    tells_costs: bool = True
     is_prefilled: bool = False
     is_held: bool = True
     num_samples: int = 1
@@ -210,7 +210,8 @@ class Placement:
             self.conductor.commit(decision)
             prefill = decision.prefill
             num_held = -(-prefill.local_tokens // request.block_size)
-            self.blocks[prefill.instance].assume(request.keys, num_held)
+            if not call.is_semantic:  # what it approximates is not kept as the prompt's
+                self.blocks[prefill.instance].assume(request.keys, num_held)
         seconds = prefill.prefill_s + (prefill.fetch.seconds if prefill.fetch else 0.0)
         self._backlog.put(request.request_id, prefill.instance, seconds, now_s)
         mean_s = self._own_prefill_s or seconds
@@ -219,7 +220,7 @@ class Placement:
             decision,
             now_s,
             lacking,
-            is_guessed=call.tokens is None,
+            tells_costs=call.tokens is not None and not call.is_semantic,
             num_samples=call.num_samples,
         )
         if self._is_at_once:
@@ -252,7 +253,7 @@ class Placement:
         was_alone = self._backlog.end(request.request_id, placed.prefill, now_s)
         prefill = placed.decision.prefill
         was_alone = was_alone and not self.others.are_at(placed.prefill)
-        is_measured = was_alone and not placed.is_guessed and now_s > placed.sent_s
+        is_measured = was_alone and placed.tells_costs and now_s > placed.sent_s
         if is_measured and prefill is not None and prefill.fetch is None:
             self.prefill_cost.observe(
                 request.num_tokens, prefill.prefix_tokens, now_s - placed.sent_s
@@ -331,7 +332,7 @@ class Placement:
         """Take down the time between two events of a request's stream, and in which batch."""
         cluster, instance = self.conductor.cluster, placed.decode
         batch_size, kv_tokens = cluster.batch_size[instance], cluster.kv_tokens[instance]
-        if batch_size > 0 and seconds > 0 and not placed.is_guessed:
+        if batch_size > 0 and seconds > 0 and placed.tells_costs:
             placed.samples.append((float(batch_size), float(kv_tokens), seconds))
 
     def sampled(self, placed: Placed, steps_per_event: float) -> None:

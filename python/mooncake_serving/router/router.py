@@ -175,6 +175,7 @@ class Router:
                 "name": instance.name,
                 "url": instance.url,
                 "role": instance.role.name.lower() if instance.role.name else "",
+                "kv_reuse": ["exact", *self.health.reuse_of(number)],
                 "up": self.placement.is_up(number),
                 "draining": self.placement.is_draining(number),
                 "prefills": self.placement.num_prefills(number),
@@ -233,7 +234,7 @@ class Router:
         adapter = self.health.adapter_of(call.model)
         if call.tokens is None:
             call.tokens = await self._tokenize(call, client_left)
-        lacking = self.health.lacking(call.model)
+        lacking = self.health.lacking(call.model, is_semantic=call.is_semantic)
         without: set[int] = set()
         num_failed, failure = 0, ""
         busy: dict[int, EngineRefused] = {}
@@ -451,7 +452,10 @@ class Router:
         Raises:
             ErrorAnswer: the prompt is wrong.
         """
-        numbers, lacking = [*self.fleet], self.health.lacking(call.model)
+        numbers, lacking = (
+            [*self.fleet],
+            self.health.lacking(call.model, is_semantic=call.is_semantic),
+        )
         num_asked = 0
         for _ in numbers:
             self._next_tokenizer += 1

@@ -76,11 +76,14 @@ class Answer:
 
     def _usage(self) -> dict[str, Any]:
         job = self.call.job
+        details = {"cached_tokens": job.num_cached_tokens}
+        if job.is_semantic:
+            details["similar_tokens"] = job.num_similar_tokens
         return {
             "prompt_tokens": len(job.prompt),
             "completion_tokens": self.num_generated,
             "total_tokens": len(job.prompt) + self.num_generated,
-            "prompt_tokens_details": {"cached_tokens": job.num_cached_tokens},
+            "prompt_tokens_details": details,
         }
 
 

@@ -26,6 +26,7 @@ from mooncake_serving.http_api import (
 from .answer_text import AnswerText
 from .answers import Answer
 from .calls import CHAT, COMPLETIONS, TOKENIZE, Call, Served, read_call, read_tokens
+from .job import EXACT, REUSE, SEMANTIC
 from .metrics import EngineMetrics
 from .worker import Worker
 
@@ -165,7 +166,10 @@ class _Server:
             "created": self._created,
             "owned_by": "mooncake-kernels",
             "max_model_len": self.served.max_tokens,
+            REUSE: [EXACT, SEMANTIC] if self.served.is_semantic else [EXACT],
         }
+        if self.served.receives:
+            card[f"received_{REUSE}"] = [EXACT, SEMANTIC]
         return json_answer({"object": "list", "data": [card]})
 
     async def health(self, _: Request) -> Response:

@@ -1,6 +1,6 @@
 """What clients ask an engine for: bodies of the OpenAI API, each wrong entry of which is named."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -10,7 +10,7 @@ from mooncake_serving.connectors.handoff import COMPUTED_THERE, source_of, trans
 from mooncake_serving.engine import SamplingParams, Tokenizer
 from mooncake_serving.http_api import ErrorAnswer, invalid
 
-from .job import TRANSFER, Fetch, Job, Send
+from .job import EXACT, NUM_EXACT, NUM_SIMILAR, REUSE, SEMANTIC, TRANSFER, Fetch, Job, Send
 
 CHAT, COMPLETIONS, TOKENIZE = "/v1/chat/completions", "/v1/completions", "/tokenize"
 DEFAULT_TOKENS = {CHAT: 1024, COMPLETIONS: 16}  # a request has blocks for all that it may generate
@@ -18,7 +18,7 @@ MAX_STOPS = 16
 SAMPLING = ("top_p", "seed", "ignore_eos")  # by the names of ``SamplingParams``
 TAKEN = {
     "model", "prompt", "messages", "max_tokens", "max_completion_tokens", "stream",
-    "stream_options", "stop", "stop_token_ids", "temperature", "top_k", TRANSFER,
+    "stream_options", "stop", "stop_token_ids", "temperature", "top_k", TRANSFER, REUSE,
     "add_generation_prompt", "add_special_tokens", *SAMPLING,
 }  # fmt: skip
 # They change nothing that is answered here.
@@ -47,6 +47,7 @@ class Served:
         vocab_size: token ids are below it.
         max_tokens: of a prompt and its answer together.
         sends, receives: what it does for other engines.
+        is_semantic: whether it keeps prompts for similar ones.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Served:
     max_tokens: int
     sends: bool = False
     receives: bool = False
+    is_semantic: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ def read_call(path: str, raw: bytes, served: Served) -> Call:
     params = _read_params(path, body, len(prompt), served)
     job = Job(prompt, params)
     _read_transfer(body, job, served)
+    _read_reuse(body, job, served)
     is_stream = _read(body, "stream", bool, "true or false", False)
     options = _read(body, "stream_options", dict, "an object", {})
     if options and not is_stream:
@@ -284,4 +287,25 @@ def _read_transfer(body: dict[str, Any], job: Job, served: Served) -> None:
     if source is None:
         wanted = "an object with remote_ranks, or with remote_host and remote_port"
         raise invalid(TRANSFER, f"{wanted}, got {shown(params, 80)}")
-    job.transfer = Fetch(source, transfer_id)
+    counts = [params.get(name) for name in (NUM_EXACT, NUM_SIMILAR)]
+    if not all(count is None or (type(count) is int and count >= 0) for count in counts):
+        wanted = f"an object whose {NUM_EXACT} and {NUM_SIMILAR} are integers of at least 0"
+        raise invalid(TRANSFER, f"{wanted}, got {shown(params, 80)}")
+    job.transfer = Fetch(source, transfer_id, counts[0])
+    job.num_similar_tokens = counts[1] or 0
+
+
+def _read_reuse(body: dict[str, Any], job: Job, served: Served) -> None:
+    """Set whether a prompt may be computed from a similar one's keys and values."""
+    value = body.get(REUSE, EXACT)
+    if value not in (EXACT, SEMANTIC):
+        raise invalid(REUSE, f"{EXACT} or {SEMANTIC}, got {shown(value, 80)}")
+    if value == EXACT:
+        return
+    is_handed_over = served.receives and TRANSFER in body
+    if not (served.is_semantic or is_handed_over):
+        what = f"{EXACT}: the engine was not started with --semantic-blocks, got {value!r}"
+        raise ErrorAnswer(400, f"{REUSE} must be {what}", "unsupported", REUSE)
+    job.is_semantic = served.is_semantic or isinstance(job.transfer, Fetch)
+    if isinstance(job.transfer, Fetch) and job.transfer.num_exact_tokens is None:
+        job.transfer = replace(job.transfer, num_exact_tokens=0)  # whoever prefills may not tell

@@ -31,6 +31,8 @@ from .calls import Served
 from .children import default_threads, end_with_stdin
 from .events import event_of
 from .model_digest import model_digest
+from .options import check_semantic
+from .similar_prompts import SimilarPrompts
 from .stored_blocks import StoredBlocks
 from .transfers import Transfers
 from .worker import Parts, Worker
@@ -46,6 +48,12 @@ def run(options: argparse.Namespace) -> int:
         raise InvalidArgument(
             f"serve engine: --pipeline must be 1 with --role decode, got {options.pipeline}"
         )
+    if options.role == "decode" and options.semantic_blocks:
+        raise InvalidArgument(
+            "serve engine: --semantic-blocks must be 0 with --role decode, which computes no "
+            f"prompts, got {options.semantic_blocks}"
+        )
+    check_semantic("serve engine", options)
     if options.replay and not options.events:
         raise InvalidArgument(
             f"serve engine: --replay must be left out without --events, got {options.replay!r}"
@@ -128,6 +136,7 @@ def load(options: argparse.Namespace) -> tuple[Llama, Served]:
         min(model.config.max_position, options.num_blocks * options.block_size),
         sends=options.role == "prefill",
         receives=options.role == "decode",
+        is_semantic=options.semantic_blocks > 0,
     )
     return model, served
 
@@ -150,6 +159,7 @@ def make_engine(
     digest = model_digest(model) if options.store or options.role != "both" else ""
     engine, group = _engine(options, model, on_step)
     stored = StoredBlocks(options.store, digest, engine) if options.store else None
+    similar = SimilarPrompts(engine, options.semantic_blocks) if options.semantic_blocks else None
 
     def changed(change: KeptBlocks | DroppedBlocks) -> None:
         if publisher is not None:
@@ -160,11 +170,11 @@ def make_engine(
     assert isinstance(engine.allocator, CachingAllocator), "it keeps prefixes"
     engine.allocator.on_change = changed
     if options.role == "both":
-        return Parts(engine, None, stored, group)
+        return Parts(engine, None, stored, similar, group)
     transfer = mk.TransferEngine(f"{in_url(options.handoff_host or options.host)}:0")
     is_prefill = options.role == "prefill"
     transfers = Transfers(engine, transfer, sends=is_prefill, receives=not is_prefill, model=digest)
-    return Parts(engine, transfers, stored, group)
+    return Parts(engine, transfers, stored, similar, group)
 
 
 def _engine(

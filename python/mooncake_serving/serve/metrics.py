@@ -55,9 +55,11 @@ class EngineMetrics(Collector):
             ("kv_transfer_failures", "prompts that were not handed over", counts.failed_transfers),
         ):
             yield CounterMetricFamily(f"vllm:{name}", text, value)
-        yield CounterMetricFamily(
-            "mooncake_engine_refusals", "requests that found the queue full", counts.refused
-        )
+        for name, text, value in (
+            ("refusals", "requests that found the queue full", counts.refused),
+            ("similar_tokens", "of prompts, begun from a similar prompt's", counts.similar_tokens),
+        ):
+            yield CounterMetricFamily(f"mooncake_engine_{name}", text, value)
         finished = CounterMetricFamily(
             "vllm:request_success", "requests that ended, by reason", labels=["finished_reason"]
         )

@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from mooncake_kernels.errors import InvalidArgument
 from mooncake_kernels.metadata.url import has_secret, without_secrets
 
 from .bench import options as bench_options
@@ -197,6 +198,12 @@ def _add_engine_options(parser: Any) -> None:
         "none)",
     )  # fmt: skip
     parser.add_argument(
+        "--semantic-blocks", type=number(int, 0), default=0, metavar="N",
+        help="of each engine that computes prompts, besides --num-blocks: they keep prompts of "
+        "requests with kv_reuse semantic, from which similar ones are computed, approximately "
+        "(default: 0, such requests are refused)",
+    )  # fmt: skip
+    parser.add_argument(
         "--batch-invariant", action="store_true",
         help="round alike whatever else is computed; a lone request takes up to twice as long",
     )  # fmt: skip
@@ -268,3 +275,16 @@ def store_url(text: str) -> str:
             f"runs: use its password_file= or password_env=, got {without_secrets(text)!r}"
         )
     return text
+
+
+def check_semantic(op: str, options: argparse.Namespace) -> None:
+    """Refuse options of engines that contradict ``--semantic-blocks``.
+
+    Raises:
+        InvalidArgument: they do.
+    """
+    if options.semantic_blocks and options.pipeline > 1:
+        raise InvalidArgument(
+            f"{op}: --semantic-blocks must be 0 with --pipeline {options.pipeline}, each process "
+            f"of which has a part of the layers, got {options.semantic_blocks}"
+        )

@@ -19,7 +19,7 @@ from mooncake_serving.connectors.handoff import (
 )
 from mooncake_serving.engine import Engine
 
-from .job import Fetch, Job, Send
+from .job import NUM_EXACT, NUM_SIMILAR, Fetch, Job, Send
 
 GROUP = "0"  # a Llama's cache is one group
 SETTINGS = HandoffSettings(slot_bytes=8 << 20)
@@ -125,7 +125,13 @@ class Transfers(Closeable):
     def answer(self, job: Job, send: Send) -> dict[str, object]:
         """Return the ``kv_transfer_params`` with which another engine fetches a prompt."""
         ranks, num_tokens = [self._transfer.name], len(job.prompt) - 1
-        return answer_params(ranks, self._engine_id, send.transfer_id, job.request_id, num_tokens)
+        transfer_id = send.transfer_id
+        params = answer_params(ranks, self._engine_id, transfer_id, job.request_id, num_tokens)
+        if job.is_semantic:
+            num_similar = job.num_similar_tokens
+            params[NUM_EXACT] = job.num_cached_tokens if num_similar else len(job.prompt)
+            params[NUM_SIMILAR] = num_similar
+        return params
 
     def drop(self, send: Send, reason: str) -> None:
         """End what was offered: its blocks are not read any more. Unknown ones are ignored."""

@@ -16,6 +16,7 @@ from mooncake_kernels.errors import InvalidArgument
 
 from .children import default_threads
 from .cluster import LOOK_S, LocalCluster
+from .options import check_semantic
 
 ENGINE_OPTIONS = (
     "model", "name", "device", "dtype", "num_blocks", "block_size", "max_requests", "max_waiting",
@@ -35,6 +36,7 @@ def run(options: argparse.Namespace) -> int:
     """
     logging.basicConfig(level=logging.INFO, format="serve: %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    check_semantic("serve up", options)
     roles = _roles(options)
     cluster_of = _cluster_of(options)
     signals_as_ctrl_c()
@@ -128,7 +130,11 @@ def engine_arguments(options: argparse.Namespace, roles: Sequence[str]) -> dict[
         f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None
     ]
     arguments += ["--batch-invariant"] * options.batch_invariant
-    return {role: [*arguments, f"--pipeline={n}"] for role, n in num_processes.items()}
+    semantic = {role: 0 if role == "decode" else options.semantic_blocks for role in num_processes}
+    return {
+        role: [*arguments, f"--pipeline={n}", f"--semantic-blocks={semantic[role]}"]
+        for role, n in num_processes.items()
+    }
 
 
 def _ready(url: str, model: str, roles: dict[str, str]) -> str:

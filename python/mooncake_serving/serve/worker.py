@@ -21,6 +21,7 @@ from mooncake_serving.engine.request import Request
 from mooncake_serving.http_api import ErrorAnswer, invalid, overloaded
 
 from .job import TRANSFER, Fetch, Job, Send
+from .similar_prompts import SimilarPrompts, Waiting
 from .stored_blocks import NotLoaded, StoredBlocks
 from .transfers import Transfers
 
@@ -39,6 +40,7 @@ class Counts:
     cached_tokens: int = 0  # of those
     generated_tokens: int = 0
     finished: Counter[str] = field(default_factory=Counter)  # requests, by reason
+    similar_tokens: int = 0  # of those of prompts, begun from a similar prompt's
     failed_transfers: int = 0
     refused: int = 0  # requests that found the queue full
     num_free_blocks: int = 0  # a moment ago
@@ -51,12 +53,14 @@ class Parts(NamedTuple):
         engine: computes.
         transfers: of prompts from and to other engines; None: there are none.
         stored: a store behind the engine's cache; None: there is none.
+        similar: prompts for requests that are similar; None: there are none.
         group: of the engine's processes; None: it is in this one.
     """
 
     engine: Engine
     transfers: Transfers | None
     stored: StoredBlocks | None
+    similar: SimilarPrompts | None
     group: StageGroup | None
 
 
@@ -69,13 +73,14 @@ class Worker(Closeable):
         max_waiting: requests that compute nothing yet, beyond which others are refused.
 
     Attributes:
-        engine, transfers, stored: to be read: configuration and counts.
+        engine, transfers, stored, similar: to be read: configuration and counts.
         counts: totals.
         is_alive: whether jobs are computed, and submitted ones will be.
     """
 
     def __init__(self, make: Callable[[OnStep], Parts], max_waiting: int):
-        self.engine, self.transfers, self.stored, self._group = make(self._hooks)
+        parts = make(self._hooks)
+        self.engine, self.transfers, self.stored, self.similar, self._group = parts
         self.counts = Counts(num_free_blocks=self.engine.allocator.num_free)
         self.is_alive, self._max_waiting = False, max_waiting
         self._counted_s = 0.0
@@ -202,12 +207,16 @@ class Worker(Closeable):
                 self._add(loaded.job, loaded.block_ids, loaded.num_cached_tokens)
         while self._to_reserve and self._reserve(self._to_reserve[0]):
             self._to_reserve.popleft()
+        similar = self.similar
+        if similar is not None and (one := similar.take()) is not None:
+            self._begin_similar(similar, one)  # one a step, for which others wait
+        has_more = similar is not None and similar.has_waiting
         if not self.engine.has_work:
-            return False
+            return has_more
         try:
             outputs = self.engine.step()
         except OutOfBlocks:  # transfers hold them
-            return False
+            return has_more
         except NotLoaded as error:
             for job in error.jobs:
                 self._set_aside(job)
@@ -221,6 +230,8 @@ class Worker(Closeable):
         for output in outputs:
             job = self._jobs[output.request_id]
             self.counts.generated_tokens += 1
+            if similar is not None and output.token_index == 0:
+                similar.computed(job)
             if output.finish_reason is not None:
                 self._finished(job, output.finish_reason)
             self._outputs.append((job, output))
@@ -236,7 +247,7 @@ class Worker(Closeable):
         except InvalidArgument as error:
             self._fail(job, invalid(TRANSFER, f"an object that names a new transfer: {error}"))
             return
-        if self.stored is None:
+        if self.stored is None and self.similar is None:
             self._add(job)
         else:
             self._to_reserve.append(job)
@@ -267,24 +278,67 @@ class Worker(Closeable):
                 self._release(job.transfer)
             self._refuse(job, error)
             return True
-        size = self.engine.cache.block_size
         if isinstance(job.transfer, Fetch):
             job.num_cached_tokens = num_cached
             self._fetch(job, job.transfer, block_ids, num_cached)
-        elif self.stored is not None and num_cached + size < len(job.prompt):
+        elif job.is_semantic and self.similar is not None:
+            self.similar.add(job, block_ids, num_cached)
+        else:
+            self._load(job, block_ids, num_cached)
+        return True
+
+    def _load(self, job: Job, block_ids: list[int], num_cached: int) -> None:
+        """Have the rest of a job's prompt loaded, if there is a store, and computed."""
+        size = self.engine.cache.block_size
+        if self.stored is not None and num_cached + size < len(job.prompt):
             self._loading.add(job)
-            self.stored.load(job, block_ids, num_cached)
+            self.stored.load(job, block_ids, num_cached // size * size)
         else:
             self._add(job, block_ids, num_cached)
-        return True
+
+    def _begin_similar(self, similar: SimilarPrompts, one: Waiting) -> None:
+        """Compute a prompt from a similar one, if there is any, and otherwise as all others."""
+        job, block_ids, _ = one
+        filled = similar.fill(one)
+        if filled.is_reused is None:
+            self._load(job, block_ids, filled.num_exact_tokens)
+            return
+        try:
+            done, _ = self.engine.prefill_selected(
+                job.prompt,
+                job.params,
+                block_ids=block_ids,
+                is_reused=filled.is_reused,
+                num_cached_tokens=filled.num_exact_tokens,
+                recompute=similar.cache.recompute,
+            )
+        except NotFinite as error:
+            self.engine.release(block_ids)
+            if isinstance(job.transfer, Send) and self.transfers is not None:
+                self.transfers.drop(job.transfer, "the request has failed")
+            self._fail(job, _failure(str(error)))
+            return
+        self._waiting.discard(job)
+        job.num_cached_tokens = filled.num_exact_tokens
+        job.num_similar_tokens = filled.num_matched_tokens
+        if isinstance(job.transfer, Send) and self.transfers is not None:
+            every = self.engine.cache.num_layers
+            self.transfers.computed(job, job.transfer, block_ids, len(job.prompt), every)
+        prompt, first_token = job.prompt, done.first_token
+        request_id = self.engine.add_prefilled(prompt, first_token, block_ids, job.params)
+        self._ids[job], self._jobs[request_id] = request_id, job
 
     def _fetch(self, job: Job, fetch: Fetch, block_ids: list[int], num_cached: int) -> None:
         """Begin to receive a prompt behind its cached tokens."""
         assert self.transfers is not None, "others get no such requests"
         try:
             if num_cached < len(job.prompt) - 1:
+                if fetch.num_exact_tokens is not None:
+                    first = max(num_cached, fetch.num_exact_tokens) // self.engine.cache.block_size
+                    self.engine.allocator.mark_approximate(block_ids[first:])
                 self.transfers.fetch(job, fetch, block_ids, num_cached)
             else:  # all of it is here
+                job.num_similar_tokens = 0
                 self.transfers.release(fetch)
                 self._add(job, block_ids, num_cached)
         except InvalidArgument as error:
@@ -309,6 +363,8 @@ class Worker(Closeable):
         elif request_id is not None:
             self.engine.abort(request_id)
             del self._jobs[request_id]
+        elif self.similar is not None and self.similar.drop(job):
+            pass
         elif transfers is None or not transfers.cancel(job):
             return
         if transfers is not None and isinstance(job.transfer, Send):
@@ -323,7 +379,8 @@ class Worker(Closeable):
         for request, num_tokens in work:
             job = self._jobs[request.request_id]
             self._waiting.discard(job)
-            if not isinstance(job.transfer, Fetch):  # of those it is known since they have blocks
+            # Of those that were filled otherwise it is known since they have blocks.
+            if not (isinstance(job.transfer, Fetch) or job.num_similar_tokens):
                 job.num_cached_tokens = request.num_cached_tokens
             if isinstance(job.transfer, Send):
                 what = (job, job.transfer, request.block_ids)
@@ -367,6 +424,7 @@ class Worker(Closeable):
     def _count(self, job: Job, reason: str) -> None:
         self.counts.prompt_tokens += len(job.prompt)
         self.counts.cached_tokens += job.num_cached_tokens
+        self.counts.similar_tokens += job.num_similar_tokens
         self._ended(job, reason)
 
     def _count_blocks(self, *, is_idle: bool) -> None:
@@ -398,6 +456,8 @@ class Worker(Closeable):
             self._waiting.discard(job)
         if self.stored is not None:
             self.stored.ended(job)
+        if self.similar is not None:
+            self.similar.ended(job)
 
     def _deliver(self) -> None:
         """Hand what has come out to the loop, all at once."""

@@ -399,3 +399,42 @@ def test_bad_calls_change_nothing(make, draw):
     assert len(cache) == 0 and cache.num_free == 4
     assert engine.allocator.num_free == engine.cache.num_blocks - 6
     assert cache.num_bytes == 4 * engine.cache.num_bytes // engine.cache.num_blocks
+
+
+def test_approximate_blocks_are_no_prefix_for_others(make, deep_engine, draw):
+    document, begun = draw(60, 1), draw(16, 3)
+    engine, cache = make(engine=deep_engine(keep_prefixes=True), threshold=0.1)
+    kept(engine, cache, document)
+    tokens = begun + draw(7, 2) + document
+    done, reuse, _ = cache.prefill(tokens)
+    assert reuse.is_approximate
+    engine.add_prefilled(tokens, done.first_token, done.block_ids, PARAMS)
+    while engine.has_work:
+        engine.step()
+    blocks, num_cached = engine.reserve_for(tokens)
+    assert num_cached == 0
+    engine.release(blocks)
+    assert engine.allocator.num_free == engine.allocator.num_blocks
+    engine.generate([tokens], PARAMS)  # exact, in blocks that were approximate
+    assert engine.reserve_for(tokens)[1] == (len(tokens) - 1) // 8 * 8
+
+
+def test_blocks_of_a_caller_are_filled_behind_its_own_prefix(make, draw):
+    document, begun = draw(60, 1), draw(16, 3)
+    engine, cache = make(threshold=0.1)
+    kept(engine, cache, document)
+    tokens = begun + draw(7, 2) + document
+    blocks = engine.reserve(len(tokens))
+    assert engine.prefill(begun + tokens[16:17], block_ids=blocks).num_tokens == 17
+    before = [part[blocks[:2]].clone() for part in engine.cache.layer(4)]
+    filled = cache.fill(tokens, blocks, 16)
+    assert filled.num_exact_tokens == 16 and filled.num_matched_tokens > 50
+    for was, now in zip(before, engine.cache.layer(4), strict=True):
+        assert torch.equal(was, now[blocks[:2]])
+    done, computed = engine.prefill_selected(
+        tokens, block_ids=blocks, is_reused=filled.is_reused, num_cached_tokens=16
+    )
+    assert computed[0] == len(tokens) - 16 and computed[-1] < 40 and done.num_cached_tokens == 16
+    with pytest.raises(ValueError, match="num_cached_tokens must be whole blocks of 8"):
+        cache.fill(tokens, blocks, 15)
+    assert cache.fill(document, blocks, 56) == (59, None)  # the last token is left to compute
