@@ -302,6 +302,7 @@ def test_request_that_a_busy_engine_refuses_goes_to_another_one(cluster, role, s
     answer = router.complete("abc", stream=stream)
     assert answer.status_code == 429 and answer.json()["error"]["message"] == "it broke"
     assert "x-mooncake-decision" in answer.headers
-    assert router.router._num_requests == 0 and not router.router.placement._open
+    eventually(lambda: router.router._num_requests == 0)  # its client has the answer before
+    assert not router.router.placement._open
     busy.fail_with = other.fail_with = 0
     assert router.complete("abc", stream=stream).status_code == 200
