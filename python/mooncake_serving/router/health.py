@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from .placement import Placement
 logger = logging.getLogger(__name__)
 
 FAILURES = 2  # in a row, after which an engine that was up is down
+MAX_LOOKS_PER_S = 100  # at all engines: with more than 200, each is looked at less often
 LOOKS_BETWEEN_CARDS = 15  # adapters come and go, and an engine may restart between two looks
 
 
@@ -60,7 +62,7 @@ class HealthWatch:
         self._seen: dict[int, _Seen] = {}
 
     async def add(self, number: int) -> None:
-        """Look at an engine once, and from now on every ``health_s`` seconds."""
+        """Look at an engine once, and from now on every ``health_s`` seconds, or less often."""
         seen = self._seen[number] = _Seen()
         await self._look(number, seen)
         if self._seen.get(number) is seen:  # it was not closed meanwhile
@@ -149,8 +151,11 @@ class HealthWatch:
         self._seen[instance].engine_id = engine_id
 
     async def _watch(self, number: int, seen: _Seen) -> None:
+        wait = 1.0 + random.random()  # intervals: engines that came together are not looked at so
         while True:
-            await asyncio.sleep(self._config.health_s)
+            interval_s = max(self._config.health_s, len(self._seen) / MAX_LOOKS_PER_S)
+            await asyncio.sleep(wait * interval_s)
+            wait = 1.0
             await self._look(number, seen)
 
     async def _look(self, number: int, seen: _Seen) -> None:

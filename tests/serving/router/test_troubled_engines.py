@@ -12,10 +12,11 @@ import httpx
 import pytest
 
 from mooncake_serving.conductor import Role
-from mooncake_serving.router import parse_config
+from mooncake_serving.router import health, parse_config
 from mooncake_serving.router import router as router_module
 from mooncake_serving.router.config import InstanceConfig
 from mooncake_serving.router.engines import EngineFailed, Engines
+from mooncake_serving.router.health import HealthWatch
 from tests.serving.router.support import (
     ADAPTER,
     APART,
@@ -253,3 +254,29 @@ def test_a_long_name_of_a_model_is_kept_in_part(start):
     body = {"model": "m" * 10_000, "prompt": "abc"}
     assert router.client.post("/v1/completions", json=body).status_code == 503
     assert router.last()["model"] == "m" * 80
+
+
+@pytest.mark.parametrize(("num_engines", "interval_s"), [(1, 2.0), (200, 2.0), (1000, 10.0)])
+def test_many_engines_are_looked_at_less_often(monkeypatch, num_engines, interval_s):
+    class Ended(Exception):
+        pass
+
+    waits, looks = [], []
+
+    async def sleep(seconds):
+        waits.append(seconds)
+
+    async def look(*of):
+        looks.append(of)
+        if len(looks) == 3:
+            raise Ended
+
+    monkeypatch.setattr(health.asyncio, "sleep", sleep)
+    watch = HealthWatch.__new__(HealthWatch)
+    watch._config = parse_config({"instance": [{"name": "a", "role": "both", "url": "http://a"}]})
+    watch._seen = dict.fromkeys(range(num_engines))
+    watch._look = look
+    with pytest.raises(Ended):
+        asyncio.run(watch._watch(7, None))
+    assert looks == [(7, None)] * 3
+    assert interval_s <= waits[0] <= 2 * interval_s and waits[1:] == [interval_s] * 2
