@@ -213,7 +213,7 @@ class Requests:
         after: After,
         checksum: bool | None,
     ) -> Ticket:
-        is_ours = type(peer) is Peer and peer._engine is self._engine
+        is_ours = self._is_ours(peer)
         seconds = config.current().deadline_s if deadline_s is None else deadline_s
         verify = self._checksum if checksum is None else checksum
         # The host code looks at most arguments as they are: a short request takes 1 us so, and 5 us
@@ -225,7 +225,8 @@ class Requests:
         takes_rows = op in ("write", "read")
         if not takes_rows and len(where) == 3:
             where = as_paged(op, *where)  # refuses blocks of pools that come with sizes
-        self._check_peer(op, peer)
+        if not is_ours:
+            self._check_peer(op, peer)
         if notify is not None:
             if not isinstance(notify, (bytes, bytearray, memoryview)):
                 raise InvalidArgument(f"{op}: notify must be bytes, got {type(notify).__name__}")
@@ -250,6 +251,11 @@ class Requests:
         local, remote, sizes = columns
         submitted = self._engine.submit(peer._peer, op, local, remote, sizes, *options)
         return Ticket(submitted, peer.transport)
+
+    def _is_ours(self, peer: Peer) -> bool:
+        """Whether it is an open peer of this engine, which is open, too."""
+        is_ours = type(peer) is Peer and peer._engine is self._engine
+        return is_ours and not peer.closed and not self._closed
 
     def _check_peer(self, op: str, peer: Peer) -> None:
         self._check_open(op)
