@@ -122,7 +122,8 @@ class Server:
         self.by_chunks, self._waiting = False, None
         self.step_ended_s = self.came_s = self.load_began_s = self.waited_s = 0.0
         self.worker = Worker(
-            partial(self._make, model, num_blocks, chunk_tokens, role, transports, store, stored)
+            partial(self._make, model, num_blocks, chunk_tokens, role, transports, store, stored),
+            max_waiting=1024,
         )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -162,7 +163,7 @@ class Server:
             blocks.load = partial(self._timed_load, blocks.load)
             if stored is None:
                 engine.allocator.on_change = blocks.changed
-        return Parts(engine, transfers, blocks, None)
+        return Parts(engine, transfers, blocks, similar=None, group=None)
 
     def _timed_step(self, step: Any) -> Any:
         outputs = step()
