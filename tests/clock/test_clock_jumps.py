@@ -19,6 +19,7 @@ MAY_USE_IT = {
     "csrc/store/robust_mutex.cc": "under ThreadSanitizer only",
     "mooncake_kernels/kv/calibrate.py": "the date of a calibration",
     "python/mooncake_serving/router/decisions.py": "when a decision was made",
+    "python/mooncake_serving/router/hot_copies.py": "when a copy was begun",
     "python/mooncake_serving/engine/chat.py": "the date in a prompt",
     "python/mooncake_serving/serve/answers.py": "when an answer was begun",
     "python/mooncake_serving/serve/app.py": "when a model was loaded",
