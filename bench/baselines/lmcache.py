@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from baselines.store import Memory, Missing, free_port, running
+from baselines.store import Memory, Missing, running
+from lib.processes import free_port
 
 
 class LMCache:

@@ -3,20 +3,16 @@
 import argparse
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 
+from lib.processes import free_port
+
 GID_INDEX = 1  # that of the guest's IPv4 address
 DEPTH = 128  # messages in flight
 TRIES = 5
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def run(program: str, names: list[str], *words: str) -> str:

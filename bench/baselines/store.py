@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import mooncake_kernels as mk
-from lib.processes import new_processes
+from lib.processes import free_port, new_processes
 from mooncake_serving.compat.mooncake.store import MooncakeDistributedStore
 from mooncake_serving.store import ClusterStore, Node, Store, directory
 
@@ -308,11 +308,6 @@ def holder(target: Any, *arguments: Any) -> Iterator[Any]:
         ours.close()
         process.join(5)
         process.kill()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        return listening.getsockname()[1]
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import contextlib
 import multiprocessing
 import os
+import socket
 from collections.abc import Collection, Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -15,6 +16,12 @@ def new_processes() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mooncake_kernels"])
     return context
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody has now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
 
 
 def family(pid: int) -> Iterator[int]:

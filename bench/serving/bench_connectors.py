@@ -14,7 +14,6 @@ import argparse
 import importlib
 import os
 import random
-import socket
 import statistics
 import sys
 import tempfile
@@ -26,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # bench/: lib
 sys.path.insert(1, str(Path(__file__).resolve().parents[2]))  # tests
 
 from lib.harness import arguments, folder, spread
+from lib.processes import free_port
 from lib.table import heading, save
 
 TOKENS = [128, 992]
@@ -55,11 +55,6 @@ class Nixl:
         """Have a prompt computed, and say where it is."""
         there = {"do_remote_decode": True, "do_remote_prefill": False}
         return self.engines[0].serve([prompt], 1, [there])["params"][0]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

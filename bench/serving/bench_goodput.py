@@ -40,16 +40,14 @@ import httpx
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # bench/: lib
-sys.path.insert(1, str(Path(__file__).resolve().parents[2]))  # tests
 
 from lib import trace_load
 from lib.harness import arguments, at_least
 from lib.model_folder import CONTEXT, SMOLLM2, write_model
-from lib.processes import family, pin
+from lib.processes import family, free_port, pin
 from lib.serve_up import serve_up
 from lib.table import heading, save
 from mooncake_serving.serve.children import Child, Port
-from tests.metadata.support import free_port
 
 BLOCK, NUM_BLOCKS = 32, 1024  # vLLM's kernel for processors takes blocks of 32 tokens
 STEP_TOKENS, CHUNK_TOKENS, MAX_REQUESTS = 512, 128, 64

@@ -14,7 +14,6 @@ import asyncio
 import json
 import os
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # bench/: lib and baselines
 
 from lib.harness import arguments, spread
-from lib.processes import pin
+from lib.processes import free_port, pin
 from lib.table import heading, save
 
 PROXY = Path(__file__).parents[1] / "baselines/http_proxy.py"
@@ -114,6 +113,9 @@ class Client:
         if content != EVENT * TOKENS + DONE:
             raise RuntimeError(f"a request was answered by {content[:500]!r}")
 
+    def close(self) -> None:
+        self._writer.close()
+
 
 class Load(NamedTuple):
     """What was measured: seconds of each request one at a time, and requests a second."""
@@ -155,7 +157,7 @@ async def load(port: int, options: argparse.Namespace, seed: int) -> Load:
     total = sum(await asyncio.gather(*map(work, clients)))
     per_s = total / (time.perf_counter() - begun_s)
     for client in clients:
-        client._writer.close()
+        client.close()
     return Load(seconds, per_s)
 
 
@@ -186,12 +188,6 @@ def process(command: list[str], core: int, port: int) -> Iterator[int]:
         finally:
             server.terminate()
             server.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 async def until_up(port: int, path: str) -> None:

@@ -23,8 +23,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # bench/: lib and 
 
 import mooncake_kernels as mk
 import mooncake_serving
-from baselines.store import free_port, running
+from baselines.store import running
 from lib.harness import arguments
+from lib.processes import free_port
 from lib.table import heading, save
 from mooncake_serving.store import ClusterStore, Node, Store, directory
 

@@ -203,7 +203,7 @@ class SemanticCache:
         return Filled(best.num_exact_tokens, is_reused if bool(is_reused.any()) else None)
 
     def fits(self, num_tokens: int) -> bool:
-        """Tell whether a prompt of so many tokens can be kept."""
+        """Tell whether a prompt of ``num_tokens`` tokens can be kept."""
         blocks = self._prompts.blocks
         return blocks.num_blocks_for(num_tokens) <= blocks.num_blocks
 

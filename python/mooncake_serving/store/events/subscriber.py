@@ -142,7 +142,8 @@ class Subscription(Closeable):
         return sorted(missed.items())
 
     def _accept(self, number: int, payload: bytes) -> EventBatch | None:
-        if self._recent.get(number) == hash(payload):
+        contents = hash(payload)
+        if self._recent.get(number) == contents:
             self.num_repeated += 1
             return None
         try:
@@ -158,7 +159,7 @@ class Subscription(Closeable):
         else:
             is_after_gap = number != self._expected
         self._expected = number + 1
-        self._recent[number] = hash(payload)
+        self._recent[number] = contents
         if len(self._recent) > NUM_RECENT:
             self._recent.popitem(last=False)
         return EventBatch(number, timestamp, events, rank, is_after_gap)
